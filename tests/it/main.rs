@@ -1,0 +1,1 @@
+//! Quick integration tests.
