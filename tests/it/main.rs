@@ -1,1 +1,3 @@
 //! Quick integration tests.
+
+mod schema;

@@ -1,0 +1,137 @@
+//! The frame schema and its fixtures agree: what `ipc-schema/fixtures` calls valid is accepted by
+//! the definition of its direction, what it calls invalid is not.
+
+use anyhow::{Context, Result, ensure};
+use jsonschema::Validator;
+use serde::Deserialize;
+use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
+
+const SCHEMA: &str = include_str!("../../ipc-schema/a2mcp-frames.schema.json");
+const MESSAGES: &str = include_str!("../../ipc-schema/fixtures/messages.json");
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Fixture {
+    name: String,
+    direction: Direction,
+    valid: bool,
+    def: Option<String>,
+    #[serde(rename = "why")]
+    _why: Option<String>,
+    message: Value,
+}
+
+#[derive(Deserialize, Clone, Copy)]
+#[serde(rename_all = "lowercase")]
+enum Direction {
+    Shim,
+    Sidecar,
+}
+
+impl Direction {
+    fn def(self) -> &'static str {
+        match self {
+            Direction::Shim => "fromShim",
+            Direction::Sidecar => "fromSidecar",
+        }
+    }
+}
+
+fn fixtures() -> Result<Vec<Fixture>> {
+    Ok(serde_json::from_str(MESSAGES)?)
+}
+
+/// A validator for one definition of the schema, cross-references included.
+fn validator(def: &str) -> Result<Validator> {
+    let mut schema: Value = serde_json::from_str(SCHEMA)?;
+    let root = schema.as_object_mut().context("the schema is an object")?;
+    ensure!(root["$defs"].get(def).is_some(), "the schema has no $defs/{def}");
+    root.remove("anyOf");
+    root.insert("$ref".into(), format!("#/$defs/{def}").into());
+    Ok(jsonschema::draft202012::new(&schema)?)
+}
+
+#[test]
+fn the_schema_is_valid_2020_12() -> Result<()> {
+    let schema: Value = serde_json::from_str(SCHEMA)?;
+    ensure!(jsonschema::draft202012::meta::is_valid(&schema));
+    Ok(())
+}
+
+#[test]
+fn every_fixture_is_judged_as_it_says() -> Result<()> {
+    let mut validators: BTreeMap<String, Validator> = BTreeMap::new();
+    let mut wrong = Vec::new();
+    for fixture in fixtures()? {
+        let mut accepted = true;
+        let mut reasons = Vec::new();
+        let defs = [Some(fixture.direction.def().to_owned()), fixture.def.clone()];
+        for def in defs.into_iter().flatten() {
+            if !validators.contains_key(&def) {
+                validators.insert(def.clone(), validator(&def)?);
+            }
+            for error in validators[&def].iter_errors(&fixture.message) {
+                accepted = false;
+                reasons.push(format!("{def}: {error}"));
+            }
+        }
+        if accepted != fixture.valid {
+            wrong.push(format!("{}: valid is {}, {reasons:?}", fixture.name, fixture.valid));
+        }
+    }
+    ensure!(wrong.is_empty(), "{}", wrong.join("\n"));
+    Ok(())
+}
+
+/// Unknown fields are ignored: every valid message stays valid when something is added at its top,
+/// in its params and in its result.
+#[test]
+fn unknown_fields_change_nothing() -> Result<()> {
+    let directions = [validator("fromShim")?, validator("fromSidecar")?];
+    for mut fixture in fixtures()?.into_iter().filter(|fixture| fixture.valid) {
+        fixture.message["x-unknown"] = Value::from(1);
+        for part in ["params", "result"] {
+            if let Some(Value::Object(fields)) = fixture.message.get_mut(part) {
+                fields.insert("x-unknown".into(), Value::Null);
+            }
+        }
+        ensure!(directions[fixture.direction as usize].is_valid(&fixture.message), "{}", fixture.name);
+        if let Some(def) = &fixture.def {
+            ensure!(validator(def)?.is_valid(&fixture.message), "{} ({def})", fixture.name);
+        }
+    }
+    Ok(())
+}
+
+/// Each message of the schema has a valid and an invalid fixture; a definition nobody tries is a guess.
+#[test]
+fn every_message_has_valid_and_invalid_fixtures() -> Result<()> {
+    let schema: Value = serde_json::from_str(SCHEMA)?;
+    let defs = schema["$defs"].as_object().context("$defs")?;
+    let is_message =
+        |name: &&String| ["Request", "Response", "Notification"].iter().any(|kind| name.ends_with(kind));
+    let mut methods: BTreeSet<String> = BTreeSet::new();
+    let mut responses: BTreeSet<String> = BTreeSet::new();
+    for (name, def) in defs.iter().filter(|(name, _)| is_message(name)) {
+        match def["properties"]["method"]["const"].as_str() {
+            Some(method) => methods.insert(method.to_owned()),
+            None => responses.insert(name.clone()),
+        };
+    }
+    let fixtures = fixtures()?;
+    for valid in [true, false] {
+        let of = |f: &&Fixture| f.valid == valid;
+        for method in &methods {
+            let some = fixtures.iter().filter(of).any(|f| f.message["method"] == method.as_str());
+            ensure!(some, "no fixture for {method} with valid = {valid}");
+        }
+        for response in responses.iter().filter(|name| !name.starts_with("relayed")) {
+            let some = fixtures.iter().filter(of).any(|f| f.def.as_ref() == Some(response));
+            ensure!(some, "no fixture for {response} with valid = {valid}");
+        }
+    }
+    let names: BTreeSet<&str> = fixtures.iter().map(|f| f.name.as_str()).collect();
+    ensure!(names.len() == fixtures.len(), "two fixtures have the same name");
+    Ok(())
+}
