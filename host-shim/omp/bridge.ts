@@ -106,6 +106,8 @@ export class Bridge {
 	#served: Served | undefined;
 	/** A death to tell of once the next one serves. */
 	#incident: { cause: string; often: boolean } | undefined;
+	/** The operator asked for this start and waits for the answer. */
+	#startAsked = false;
 	#pause: Timer | undefined;
 	#stopping: Promise<void> | undefined;
 	/** Woken at each change of phase. */
@@ -207,9 +209,12 @@ export class Bridge {
 		if (this.#phase === "stopping") await this.#stopping;
 		if (this.#phase !== "starting") {
 			this.#history = NO_HISTORY;
+			this.#startAsked = true;
 			this.#start();
 		}
-		return this.#settledReply();
+		const reply = await this.#settledReply();
+		this.#startAsked = false;
+		return reply;
 	}
 
 	// ── the life of a sidecar ────────────────────────────────────────────────────────────────────
@@ -360,7 +365,8 @@ export class Bridge {
 		this.#why = oneLine(reason);
 		this.#setPhase(phase);
 		const what = phase === "refused" ? "the bridge refused to start" : "the bridge cannot be started";
-		this.#notices.tell(`a2mcp: ${what}: ${this.#why}. Then /a2mcp restart tries again.`, "error");
+		// Whoever asked for the start gets this as the answer.
+		if (!this.#startAsked) this.#notices.tell(`a2mcp: ${what}: ${this.#why}. /a2mcp restart tries again.`, "error");
 	}
 
 	#tellIncident({ cause, often }: { cause: string; often: boolean }, before: Served | undefined): void {
@@ -597,7 +603,7 @@ export class Bridge {
 			case "refused":
 			case "failed":
 				return {
-					text: `a2mcp: the bridge is not running: ${this.#why}. Then /a2mcp restart tries again.`,
+					text: `a2mcp: the bridge is not running: ${this.#why}. /a2mcp restart tries again.`,
 					level: "error",
 				};
 		}
