@@ -3,7 +3,7 @@
 //! one allowed `unsafe`.
 
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::process::{Pid, PidfdFlags, Signal};
 
@@ -58,13 +58,15 @@ pub fn name(pid: u32) -> Option<String> {
 }
 
 /// Completes when the process has ended; at once when it already has, or is another by now.
+#[allow(unsafe_code)]
 pub async fn ended(process: Identity) {
     let pidfd = Pid::from_raw(process.pid.cast_signed())
         .and_then(|pid| rustix::process::pidfd_open(pid, PidfdFlags::NONBLOCK).ok());
     if !process.is_alive() {
         return;
     }
-    if let Some(Ok(pidfd)) = pidfd.map(tokio::io::unix::AsyncFd::register) {
+    // SAFETY: the registration owns the descriptor, which stays open until it is dropped.
+    if let Some(Ok(pidfd)) = pidfd.map(|pidfd| unsafe { tokio::io::unix::AsyncFd::register(pidfd) }) {
         let _ = pidfd.readable().await;
         return;
     }
@@ -142,6 +144,44 @@ pub fn spawn_dying_with_parent(
         });
     }
     command.process_group(0).spawn()
+}
+
+/// The binary this process was started from, as it is on disk now (it may have been replaced).
+pub fn own_binary() -> PathBuf {
+    let path = std::env::current_exe().unwrap_or_else(|_| PathBuf::from("a2mcp"));
+    // Linux marks a replaced binary in the name of the old one.
+    match path.to_str().and_then(|path| path.strip_suffix(" (deleted)")) {
+        Some(replaced) => PathBuf::from(replaced),
+        None => path,
+    }
+}
+
+/// Runs a program to its end, bounded; its stderr when it fails.
+///
+/// # Errors
+/// What it said, or why it could not be run, for people.
+pub async fn try_run(
+    program: &Path,
+    args: &[&std::ffi::OsStr],
+    limit: std::time::Duration,
+) -> Result<(), String> {
+    let mut command = tokio::process::Command::new(program);
+    command.args(args).stdin(std::process::Stdio::null()).stdout(std::process::Stdio::null());
+    command.stderr(std::process::Stdio::piped()).kill_on_drop(true);
+    let output = match tokio::time::timeout(limit, command.output()).await {
+        Ok(output) => output.map_err(|error| format!("cannot run {}: {error}", program.display()))?,
+        Err(_) => return Err(format!("{} did not end within {} s", program.display(), limit.as_secs())),
+    };
+    if output.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    Err(format!(
+        "{} ended with {}: {}",
+        program.display(),
+        output.status,
+        crate::text::clean(said.trim(), 500)
+    ))
 }
 
 #[cfg(test)]
