@@ -21,6 +21,9 @@ pub const BINARY_FILE: &str = "binary.json";
 /// A file of the shim: its path inside the extension directory, and its text.
 pub type ShimFile = (&'static str, &'static str);
 
+/// The shim for omp. The one list of its files.
+pub const OMP_SHIM: &[ShimFile] = &[];
+
 /// Arguments of `a2mcp install omp` and `a2mcp uninstall omp`.
 #[derive(Clone, Copy, Debug, Default, clap::Args)]
 pub struct OmpArgs {
@@ -38,6 +41,9 @@ pub enum InstallError {
         /// What is wrong.
         reason: String,
     },
+    /// Built from a source tree without the shim's files.
+    #[error("this binary was built without the shim; build it from a complete source tree")]
+    NoShim,
     /// A build tree is cleaned or rebuilt at any time, under the running host.
     #[error(
         "{} lies in a build directory (target/), where it may vanish; copy it to a lasting place such as \
@@ -83,6 +89,9 @@ pub fn install(
     binary: &Path,
     args: OmpArgs,
 ) -> Result<String, InstallError> {
+    if files.is_empty() {
+        return Err(InstallError::NoShim);
+    }
     let build_tree = binary.components().any(|part| part == Component::Normal("target".as_ref()));
     if build_tree && !args.force {
         return Err(InstallError::BuildTree { binary: binary.to_path_buf() });
@@ -168,9 +177,9 @@ impl Found {
 }
 
 fn is_current(target: &Path, contents: &[(&str, &str)]) -> bool {
-    let same = contents.iter().all(|(name, text)| {
-        fs::read(target.join(name)).is_ok_and(|found| found == text.as_bytes())
-    });
+    let same = contents
+        .iter()
+        .all(|(name, text)| fs::read(target.join(name)).is_ok_and(|found| found == text.as_bytes()));
     // A file of an older version that is no longer part of the shim must go, too.
     same && count_files(target).is_ok_and(|count| count == contents.len())
 }
@@ -194,11 +203,7 @@ fn stage(root: &Path, contents: &[(&str, &str)]) -> Result<tempfile::TempDir, In
     for (name, text) in contents {
         let path = staged.path().join(name);
         let parent = path.parent().unwrap_or(staged.path());
-        DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(parent)
-            .map_err(io_error("create", parent))?;
+        DirBuilder::new().recursive(true).mode(0o700).create(parent).map_err(io_error("create", parent))?;
         OpenOptions::new()
             .write(true)
             .create_new(true)
@@ -290,7 +295,8 @@ mod tests {
         assert_eq!(marker["version"], env!("CARGO_PKG_VERSION"));
         assert_eq!((mode(&target), mode(&target.join("index.ts"))), (0o700, 0o600));
         assert_eq!(leftovers(&dir), Vec::<PathBuf>::new());
-        let undo = format!("Undo: '/opt/a2mcp/bin/a2mcp' uninstall omp --agent-dir '{}'", dir.root().display());
+        let undo =
+            format!("Undo: '/opt/a2mcp/bin/a2mcp' uninstall omp --agent-dir '{}'", dir.root().display());
         assert!(said.starts_with("Installed the shim: ") && said.ends_with(&undo), "{said}");
     }
 

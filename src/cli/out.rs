@@ -12,10 +12,8 @@ use crate::text;
 pub fn print(text: &str) -> io::Result<()> {
     let end: &[u8] = if text.is_empty() || text.ends_with('\n') { b"" } else { b"\n" };
     let mut stdout = io::stdout().lock();
-    let result = stdout
-        .write_all(text.as_bytes())
-        .and_then(|()| stdout.write_all(end))
-        .and_then(|()| stdout.flush());
+    let result =
+        stdout.write_all(text.as_bytes()).and_then(|()| stdout.write_all(end)).and_then(|()| stdout.flush());
     match result {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         result => result,

@@ -62,7 +62,7 @@ class Bridge:
         self.opener = urllib.request.build_opener(*handlers)
 
     def call(self, method, params):
-        """The result of one request; begins a new session once if the bridge forgot ours."""
+        """The result of one request (`params` is JSON); begins a new session once if ours is forgotten."""
         for attempt in (1, 2):
             if self.session is None:
                 self._initialize()
@@ -81,18 +81,16 @@ class Bridge:
                 pass
 
     def _initialize(self):
-        params = {
-            "protocolVersion": PROTOCOL,
-            "capabilities": {},
-            "clientInfo": {"name": "a2mcp-call.py", "version": "1"},
-        }
-        result = self._request("initialize", params)
+        client = {"name": "a2mcp-call.py", "version": "1"}
+        params = {"protocolVersion": PROTOCOL, "capabilities": {}, "clientInfo": client}
+        result = self._request("initialize", json.dumps(params))
         self.version = result.get("protocolVersion") if isinstance(result, dict) else None
-        self._post({"jsonrpc": "2.0", "method": "notifications/initialized"}).close()
+        self._post('{"jsonrpc":"2.0","method":"notifications/initialized"}').close()
 
     def _request(self, method, params):
         self.next_id += 1
-        message = {"jsonrpc": "2.0", "id": self.next_id, "method": method, "params": params}
+        # Built as text, so that numbers and escapes in the arguments arrive as they were written.
+        message = '{"jsonrpc":"2.0","id":%d,"method":"%s","params":%s}' % (self.next_id, method, params)
         response = self._post(message)
         if method == "initialize":
             self.session = response.headers.get("mcp-session-id")
@@ -103,7 +101,7 @@ class Bridge:
         return answer.get("result")
 
     def _post(self, message):
-        body = json.dumps(message).encode("ascii")
+        body = message.encode("utf-8")
         accept = "application/json, text/event-stream"
         return self._open("POST", body, {"Content-Type": "application/json", "Accept": accept})
 
@@ -180,6 +178,8 @@ class Bridge:
                 raise Failure(UNREACHABLE, "the session ended during the call; " + AGAIN)
             except Failure as failure:
                 failures += 1
+                if failure.code == IS_ERROR:  # it no longer knows the stream
+                    raise Failure(UNREACHABLE, "the stream cannot be resumed (%s); %s" % (failure, AGAIN))
                 if failure.code != UNREACHABLE or failures == 20:
                     raise
 
@@ -274,7 +274,7 @@ def save(data, mime, kind, number, out):
 
 
 def run_list(bridge, options):
-    result = bridge.call("tools/list", {})
+    result = bridge.call("tools/list", "{}")
     if options.json:
         show(json.dumps(result))
         return RESULT
@@ -285,7 +285,8 @@ def run_list(bridge, options):
 
 
 def run_call(bridge, options):
-    result = bridge.call("tools/call", {"name": options.tool, "arguments": options.arguments})
+    params = '{"name":%s,"arguments":%s}' % (json.dumps(options.tool), options.arguments)
+    result = bridge.call("tools/call", params)
     result = result if isinstance(result, dict) else {}
     if options.json:
         show(json.dumps(result))
@@ -320,14 +321,21 @@ def read_token(path):
 
 
 def read_arguments(text):
+    """The arguments as JSON text, checked."""
+
+    def refuse(word):
+        raise ValueError("%s is not JSON" % word)
+
     try:
         if text == "-":
             text = sys.stdin.read()
         elif text.startswith("@"):
             with open(text[1:], encoding="utf-8") as file:
                 text = file.read()
-        return json.loads(text)
-    except (OSError, ValueError) as error:
+        json.loads(text, parse_constant=refuse)
+        text.encode("utf-8")
+        return text
+    except (OSError, ValueError, RecursionError) as error:
         raise Failure(USAGE, "the arguments must be JSON: %s" % error)
 
 
