@@ -1,5 +1,5 @@
 //! `a2mcp tools` and `a2mcp call`: a small MCP client for people and scripts. The verbs and what they
-//! print are here, the protocol is in [`session`].
+//! print are here, the protocol is in `session`.
 //!
 //! Results go to stdout, everything about them to stderr. Exit codes (contract 16): 0 result,
 //! 1 error, 2 usage, 3 unreachable, 4 unauthorized, 5 time-out. A time-out does not cancel the call
