@@ -1,4 +1,4 @@
-//! What the command line shows. Results go to stdout through [`print`], everything said *about* them
+//! What the command line shows. Results go to stdout through [`print()`], everything said *about* them
 //! to stderr through [`note`]; so `a2mcp … > file` always gets the result alone. Never used by a
 //! sidecar, whose stdout is the frame protocol.
 
@@ -20,7 +20,7 @@ pub fn print(text: &str) -> io::Result<()> {
     }
 }
 
-/// Like [`print`], for text that somebody else wrote: harmless on a terminal, verbatim in a pipe.
+/// Like [`print()`], for text that somebody else wrote: harmless on a terminal, verbatim in a pipe.
 pub fn print_foreign(text: &str) -> io::Result<()> {
     print(&for_stdout(text))
 }
