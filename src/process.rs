@@ -1,1 +1,205 @@
-//! (being written)
+//! Processes: who they are (pid and start time, because a pid alone never identifies one), whether
+//! they still live, and how this crate spawns children. The only module that spawns, and the only
+//! one allowed `unsafe`.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use rustix::process::{Pid, PidfdFlags, Signal};
+
+/// A process, identified beyond the reuse of its pid.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Identity {
+    /// Process id.
+    pub pid: u32,
+    /// Field 22 of `/proc/<pid>/stat`, in clock ticks since boot; 0 when it could not be read.
+    pub start_time: u64,
+}
+
+impl Identity {
+    /// The process that has `pid` now; `None` when there is none (a zombie counts as none).
+    pub fn of(pid: u32) -> Option<Self> {
+        let (state, start_time) = stat(pid)?;
+        (!matches!(state, 'Z' | 'X')).then_some(Self { pid, start_time })
+    }
+
+    /// This process.
+    pub fn current() -> Self {
+        Self::of(std::process::id()).unwrap_or(Self { pid: std::process::id(), start_time: 0 })
+    }
+
+    /// Whether this very process still runs.
+    pub fn is_alive(&self) -> bool {
+        Self::of(self.pid).is_some_and(|now| self.start_time == 0 || now.start_time == self.start_time)
+    }
+
+    /// Sends a signal, unless the process is gone.
+    pub fn signal(&self, signal: Signal) -> bool {
+        self.is_alive()
+            && Pid::from_raw(self.pid.cast_signed())
+                .is_some_and(|pid| rustix::process::kill_process(pid, signal).is_ok())
+    }
+}
+
+/// State letter and start time from `/proc/<pid>/stat`; the name in between may hold anything.
+fn stat(pid: u32) -> Option<(char, u64)> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let rest = &text[text.rfind(')')? + 1..];
+    let mut fields = rest.split_ascii_whitespace();
+    let state = fields.next()?.chars().next()?;
+    let start_time = fields.nth(18)?.parse().ok()?;
+    Some((state, start_time))
+}
+
+/// The name a person knows a process by; `None` when it is not ours to see.
+pub fn name(pid: u32) -> Option<String> {
+    std::fs::read_to_string(format!("/proc/{pid}/comm")).ok().map(|name| name.trim_end().to_owned())
+}
+
+/// Completes when the process has ended; at once when it already has, or is another by now.
+#[allow(unsafe_code)]
+pub async fn ended(process: Identity) {
+    let pidfd = Pid::from_raw(process.pid.cast_signed())
+        .and_then(|pid| rustix::process::pidfd_open(pid, PidfdFlags::NONBLOCK).ok());
+    if !process.is_alive() {
+        return;
+    }
+    // SAFETY: the registration owns the descriptor, which stays open until it is dropped.
+    if let Some(Ok(pidfd)) = pidfd.map(|pidfd| unsafe { tokio::io::unix::AsyncFd::register(pidfd) }) {
+        let _ = pidfd.readable().await;
+        return;
+    }
+    // No pidfd (an old kernel, or none left): look twice a second.
+    while process.is_alive() {
+        tokio::time::sleep(std::time::Duration::from_millis(500)).await;
+    }
+}
+
+/// Resident memory of a process in bytes.
+pub fn resident_bytes(pid: u32) -> Option<u64> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/statm")).ok()?;
+    let pages: u64 = text.split_ascii_whitespace().nth(1)?.parse().ok()?;
+    Some(pages * rustix::param::page_size() as u64)
+}
+
+/// Raises the soft limit on open files to the hard one, so that the connection limit is ours.
+pub fn raise_open_files() {
+    let mut limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    limit.current = limit.maximum;
+    let _ = rustix::process::setrlimit(rustix::process::Resource::Nofile, limit);
+}
+
+/// The process that listens on a TCP port of this machine, as far as this user may see:
+/// pid and name. Reads `/proc/net/tcp*` and the descriptors of this user's processes.
+pub fn listener_on(port: u16) -> Option<(u32, String)> {
+    let inode = ["/proc/net/tcp", "/proc/net/tcp6"].iter().find_map(|file| {
+        let table = std::fs::read_to_string(file).ok()?;
+        table.lines().skip(1).find_map(|line| {
+            let mut fields = line.split_ascii_whitespace();
+            let local = fields.nth(1)?;
+            let state = fields.nth(1)?;
+            let inode = fields.nth(5)?;
+            let local_port = u16::from_str_radix(local.rsplit(':').next()?, 16).ok()?;
+            (state == "0A" && local_port == port).then(|| format!("socket:[{inode}]"))
+        })
+    })?;
+    let wanted = Path::new(&inode);
+    std::fs::read_dir("/proc").ok()?.flatten().find_map(|entry| {
+        let pid: u32 = entry.file_name().to_str()?.parse().ok()?;
+        let mut descriptors = std::fs::read_dir(entry.path().join("fd")).ok()?.flatten();
+        descriptors
+            .any(|fd| std::fs::read_link(fd.path()).is_ok_and(|target| target == wanted))
+            .then(|| (pid, name(pid).unwrap_or_else(|| "?".to_owned())))
+    })
+}
+
+/// Makes this process the leader of a session of its own: a terminal's hang-up or ^C never reaches
+/// it. Fails harmlessly when it already leads a group.
+pub fn detach_from_terminal() {
+    let _ = rustix::process::setsid();
+}
+
+/// Lets a spawned child die with the thread that spawned it (the trap of a pool thread: only call
+/// this from a thread that lives as long as the process) and gives it a process group of its own.
+///
+/// # Errors
+/// As [`std::process::Command::spawn`].
+#[allow(unsafe_code)]
+pub fn spawn_dying_with_parent(
+    command: &mut tokio::process::Command,
+    signal: Signal,
+) -> io::Result<tokio::process::Child> {
+    let parent = std::process::id();
+    // SAFETY: the closure runs between fork and exec and makes two async-signal-safe system calls;
+    // it touches no memory of the parent but two integers it owns.
+    unsafe {
+        command.pre_exec(move || {
+            rustix::process::set_parent_process_death_signal(Some(signal))?;
+            if rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get()) != Some(parent.cast_signed())
+            {
+                return Err(io::Error::other("the parent is gone"));
+            }
+            Ok(())
+        });
+    }
+    command.process_group(0).spawn()
+}
+
+/// The binary this process was started from, as it is on disk now (it may have been replaced).
+pub fn own_binary() -> PathBuf {
+    let path = std::env::current_exe().unwrap_or_else(|_| PathBuf::from("a2mcp"));
+    // Linux marks a replaced binary in the name of the old one.
+    match path.to_str().and_then(|path| path.strip_suffix(" (deleted)")) {
+        Some(replaced) => PathBuf::from(replaced),
+        None => path,
+    }
+}
+
+/// Runs a program to its end, bounded; its stderr when it fails.
+///
+/// # Errors
+/// What it said, or why it could not be run, for people.
+pub async fn try_run(
+    program: &Path,
+    args: &[&std::ffi::OsStr],
+    limit: std::time::Duration,
+) -> Result<(), String> {
+    let mut command = tokio::process::Command::new(program);
+    command.args(args).stdin(std::process::Stdio::null()).stdout(std::process::Stdio::null());
+    command.stderr(std::process::Stdio::piped()).kill_on_drop(true);
+    let output = match tokio::time::timeout(limit, command.output()).await {
+        Ok(output) => output.map_err(|error| format!("cannot run {}: {error}", program.display()))?,
+        Err(_) => return Err(format!("{} did not end within {} s", program.display(), limit.as_secs())),
+    };
+    if output.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    Err(format!(
+        "{} ended with {}: {}",
+        program.display(),
+        output.status,
+        crate::text::clean(said.trim(), 500)
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn identity_tells_a_process_from_a_later_one_with_its_pid() {
+        let me = Identity::current();
+        assert!(me.is_alive() && me.start_time > 0);
+        assert!(!Identity { start_time: me.start_time + 1, ..me }.is_alive());
+        assert!(Identity::of(u32::MAX >> 1).is_none());
+    }
+
+    #[test]
+    fn the_holder_of_a_port_is_named() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        assert_eq!(listener_on(port).unwrap().0, std::process::id());
+    }
+}

@@ -1,1 +1,141 @@
-//! (being written)
+//! Makes foreign text safe for people: names, paths, tools, client names and child output may hold
+//! control characters that drive a terminal, or bidi controls that reorder a line (contract 16).
+//!
+//! Two forms: [`clean`] for anything that must stay on one line (logs, notices, tables) and
+//! [`clean_block`] for a tool's own text, where line breaks and tabs are content. Nothing here decides
+//! *when* text is shown. Both borrow when there is nothing to change, which is nearly always.
+
+use std::borrow::Cow;
+use std::fmt::Write as _;
+
+/// True for characters that must not reach a terminal, a notice or a log line: C0 and C1 controls,
+/// DEL, the bidi controls, and the two Unicode line breaks.
+pub fn is_unsafe(c: char) -> bool {
+    matches!(
+        c,
+        '\u{0}'..='\u{1f}'
+            | '\u{7f}'..='\u{9f}'
+            | '\u{61c}'
+            | '\u{200e}'
+            | '\u{200f}'
+            | '\u{2028}'..='\u{202e}'
+            | '\u{2066}'..='\u{206f}'
+    )
+}
+
+/// `text` as one harmless line of at most `max_chars` characters.
+///
+/// An unsafe character is shown as its escape (`\n`, `\u{1b}`); what does not fit is replaced by one
+/// `…`. An escape is never cut in half.
+pub fn clean(text: &str, max_chars: usize) -> Cow<'_, str> {
+    if fits(text, max_chars) && !text.chars().any(is_unsafe) {
+        return Cow::Borrowed(text);
+    }
+    let mut out = String::with_capacity(text.len().min(max_chars.saturating_mul(4)));
+    let mut used = 0;
+    // Where to cut should the rest not fit: the last length that leaves room for the ellipsis.
+    let mut cut = 0;
+    for c in text.chars() {
+        let before = out.len();
+        let width = push_clean(&mut out, c);
+        if used + width > max_chars {
+            out.truncate(if used < max_chars { before } else { cut });
+            if max_chars > 0 {
+                out.push('…');
+            }
+            break;
+        }
+        if used < max_chars {
+            cut = before;
+        }
+        used += width;
+    }
+    Cow::Owned(out)
+}
+
+/// `text` with its line feeds and tabs, everything else unsafe shown as an escape. For the body of a
+/// tool's result on a terminal; a carriage return before a line feed is dropped.
+pub fn clean_block(text: &str) -> Cow<'_, str> {
+    let keeps = |c: char| matches!(c, '\n' | '\t') || !is_unsafe(c);
+    if text.chars().all(keeps) {
+        return Cow::Borrowed(text);
+    }
+    let mut out = String::with_capacity(text.len() + 16);
+    let mut chars = text.chars().peekable();
+    while let Some(c) = chars.next() {
+        match c {
+            '\r' if chars.peek() == Some(&'\n') => {}
+            c if keeps(c) => out.push(c),
+            c => {
+                push_clean(&mut out, c);
+            }
+        }
+    }
+    Cow::Owned(out)
+}
+
+/// Looks at no more of `text` than it must: callers pass whole documents and want 80 characters.
+fn fits(text: &str, max_chars: usize) -> bool {
+    text.len() <= max_chars || text.chars().nth(max_chars).is_none()
+}
+
+/// Appends the safe form of `c` and returns how many characters that took.
+fn push_clean(out: &mut String, c: char) -> usize {
+    if !is_unsafe(c) {
+        out.push(c);
+        return 1;
+    }
+    let before = out.len();
+    match c {
+        '\n' => out.push_str("\\n"),
+        '\r' => out.push_str("\\r"),
+        '\t' => out.push_str("\\t"),
+        c => {
+            let _ = write!(out, "\\u{{{:x}}}", u32::from(c));
+        }
+    }
+    out.len() - before
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn harmless_text_is_borrowed() {
+        assert!(matches!(clean("naïve 日本 🦀", 80), Cow::Borrowed("naïve 日本 🦀")));
+        assert!(matches!(clean_block("a\n\tb"), Cow::Borrowed("a\n\tb")));
+    }
+
+    #[test]
+    fn every_control_and_bidi_character_becomes_visible() {
+        let hostile: String =
+            ('\u{0}'..='\u{2100}').filter(|c| is_unsafe(*c)).flat_map(|c| ['x', c]).collect();
+        let out = clean(&hostile, usize::MAX);
+        assert!(!out.chars().any(is_unsafe));
+        assert!(out.contains("\\u{1b}") && out.contains("\\u{7f}") && out.contains("\\u{9b}"));
+        assert!(out.contains("\\u{202e}") && out.contains("\\u{2066}") && out.contains("\\u{61c}"));
+        assert!(out.contains("\\u{2028}") && out.contains("\\n") && out.contains("\\r"));
+        assert!(!clean_block(&hostile).chars().any(|c| is_unsafe(c) && c != '\n' && c != '\t'));
+    }
+
+    #[test]
+    fn long_text_is_cut_with_an_ellipsis_and_escapes_stay_whole() {
+        assert_eq!(clean("abcdef", 6), "abcdef");
+        assert_eq!(clean("abcdefg", 6), "abcde…");
+        assert_eq!(clean("日本日本", 3), "日本…");
+        assert_eq!(clean("ab\u{1b}cd", 4), "ab…");
+        assert_eq!(clean("abcd\u{1b}", 4), "abc…");
+        assert_eq!(clean("x", 0), "");
+        assert_eq!(clean("xy", 1), "…");
+        for max in 0..40 {
+            let out = clean("a\u{1b}b\u{202e}\nc\u{7f}defg hij", max);
+            assert!(out.chars().count() <= max, "{max}: {out}");
+        }
+    }
+
+    #[test]
+    fn a_block_keeps_its_lines() {
+        assert_eq!(clean_block("a\r\nb\rc\u{1b}[2J\n"), "a\nb\\rc\\u{1b}[2J\n");
+    }
+}

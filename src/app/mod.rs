@@ -1,1 +1,279 @@
-//! (being written)
+//! One sidecar's life and its heart, the [`Core`]: what the running sidecar knows and may do.
+//!
+//! [`life`] starts and stops it and is the only place that decides to exit; [`endpoint`] answers
+//! HTTP with it; [`calls`] carries a `tools/call` from caller to host and back; [`peer`] takes what
+//! the shim sends unasked; [`operate`] does what the operator asks for; [`bind`] finds the port;
+//! [`log`] owns stderr.
+//!
+//! Everything runs on one thread, so the core's parts sit in `RefCell`s and are borrowed for the
+//! length of a statement, never over an await.
+
+pub mod bind;
+pub mod calls;
+mod endpoint;
+pub mod life;
+pub mod log;
+pub mod operate;
+mod peer;
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use bytes::Bytes;
+use tokio::sync::{Notify, watch};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::audit::Audit;
+use crate::config::{AgentDir, Config, Token};
+use crate::frame::messages::{Approval, Hello, InFlight, Level, Notice};
+use crate::host::Link;
+use crate::ledger::Ledger;
+use crate::mcp::catalogue::{Catalogue, Denied};
+use crate::mcp::session::Sessions;
+use crate::process::Identity;
+use crate::state::{self, State};
+
+/// The version of this build.
+pub const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// How long the first catalogue is waited for (contract 4).
+const CATALOGUE_WAIT: Duration = Duration::from_secs(20);
+
+/// What a running sidecar knows. Handles are cheap clones; the rest is reached through methods.
+pub struct Core {
+    /// The validated config of this start.
+    pub config: Config,
+    /// Where the files are.
+    pub dir: AgentDir,
+    /// What the shim said at the start.
+    pub hello: Hello,
+    /// The host process.
+    pub host: Identity,
+    /// Where the endpoint listens.
+    pub address: SocketAddr,
+    /// The link to the shim.
+    pub link: Link,
+    /// The audit file.
+    pub audit: Audit,
+    /// Names the config removes.
+    pub denied: Denied,
+    /// Tasks that must end before the process does.
+    pub tasks: TaskTracker,
+    /// What the main loop waits for.
+    pub wishes: Wishes,
+    /// When this sidecar started.
+    pub started: Instant,
+    token: RefCell<Token>,
+    sessions: RefCell<Sessions>,
+    ledger: RefCell<Ledger>,
+    running: RefCell<HashMap<String, calls::Handle>>,
+    call_ended: Notify,
+    catalogue: watch::Sender<Option<Rc<Catalogue>>>,
+    catalogue_wanted: Notify,
+    main: Cell<Option<bool>>,
+    approvals: RefCell<Vec<Approval>>,
+    /// Calls of an earlier sidecar that the host has not finished yet.
+    inherited: RefCell<HashMap<String, InFlight>>,
+    /// The id of a `bridge/stop` that waits for its answer.
+    stop_request: RefCell<Option<Bytes>>,
+    saved: watch::Sender<u64>,
+    save_wanted: Notify,
+    save_number: Cell<u64>,
+    unauthorized: Cell<u64>,
+    paused: Cell<bool>,
+    phase: Cell<Phase>,
+}
+
+/// Where the sidecar stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Phase {
+    /// It serves.
+    Serving,
+    /// It drains before the next one starts.
+    Restarting,
+    /// It ends.
+    Stopping,
+}
+
+/// What somebody asked the main loop for.
+#[derive(Clone, Default)]
+pub struct Wishes {
+    /// End for good; the grace is in the cell.
+    pub stop: CancellationToken,
+    /// Make way for the next sidecar.
+    pub restart: CancellationToken,
+    /// How long calls in flight may still take.
+    pub grace: Rc<Cell<Duration>>,
+}
+
+/// What a new [`Core`] is made of.
+pub struct Parts {
+    pub(crate) config: Config,
+    pub(crate) token: Token,
+    pub(crate) dir: AgentDir,
+    pub(crate) hello: Hello,
+    pub(crate) host: Identity,
+    pub(crate) address: SocketAddr,
+    pub(crate) link: Link,
+    pub(crate) audit: Audit,
+    pub(crate) tasks: TaskTracker,
+    pub(crate) sessions: Sessions,
+}
+
+impl Core {
+    /// A core that serves.
+    pub fn new(parts: Parts) -> Rc<Self> {
+        Rc::new(Self {
+            denied: Denied::new(&parts.config.deny, parts.config.deny_mcp_tools),
+            config: parts.config,
+            dir: parts.dir,
+            hello: parts.hello,
+            host: parts.host,
+            address: parts.address,
+            link: parts.link,
+            audit: parts.audit,
+            tasks: parts.tasks,
+            wishes: Wishes::default(),
+            started: Instant::now(),
+            token: RefCell::new(parts.token),
+            sessions: RefCell::new(parts.sessions),
+            ledger: RefCell::default(),
+            running: RefCell::default(),
+            call_ended: Notify::new(),
+            catalogue: watch::Sender::new(None),
+            catalogue_wanted: Notify::new(),
+            main: Cell::new(None),
+            approvals: RefCell::default(),
+            inherited: RefCell::default(),
+            stop_request: RefCell::default(),
+            saved: watch::Sender::new(0),
+            save_wanted: Notify::new(),
+            save_number: Cell::new(0),
+            unauthorized: Cell::new(0),
+            paused: Cell::new(false),
+            phase: Cell::new(Phase::Serving),
+        })
+    }
+
+    /// The endpoint's URL as people and clients use it.
+    pub fn url(&self) -> String {
+        url(self.address)
+    }
+
+    /// The current token.
+    pub fn token(&self) -> Token {
+        self.token.borrow().clone()
+    }
+
+    /// Shows something to the operator, in the host and in the log.
+    pub fn notify(&self, level: Level, text: String) {
+        match level {
+            Level::Info => tracing::info!("{text}"),
+            Level::Warning | Level::Error => tracing::warn!("{text}"),
+        }
+        let link = self.link.clone();
+        self.tasks.spawn_local(async move {
+            let _ = link.notify("bridge/notify", &Notice { text, level }).await;
+        });
+    }
+
+    /// The host's list, once there is one; waits for the first for at most 20 s.
+    async fn catalogue(&self) -> Option<Rc<Catalogue>> {
+        let mut latest = self.catalogue.subscribe();
+        let wait = latest.wait_for(Option::is_some);
+        let found = tokio::time::timeout(CATALOGUE_WAIT, wait).await.ok()?.ok()?;
+        found.clone()
+    }
+
+    /// The host's list as last seen.
+    fn known_catalogue(&self) -> Option<Rc<Catalogue>> {
+        self.catalogue.borrow().clone()
+    }
+
+    /// Owner of the catalogue: asks the host whenever somebody says it changed; one question at a
+    /// time, and an unchanged answer changes nothing.
+    async fn keep_catalogue(self: Rc<Self>) {
+        loop {
+            match self.link.request("tools/list", Vec::new()).await.map(crate::host::Answer::into_result) {
+                Err(_) => return,
+                Ok(Err(error)) => tracing::info!(error = error.message, "the host has no tool list yet"),
+                Ok(Ok(result)) => match Catalogue::from_host(&result, &self.denied) {
+                    Err(error) => tracing::warn!("tool list ignored, the last one stays: {error}"),
+                    Ok(catalogue) => self.learn_catalogue(catalogue),
+                },
+            }
+            self.catalogue_wanted.notified().await;
+        }
+    }
+
+    fn learn_catalogue(&self, catalogue: Catalogue) {
+        if self.catalogue.borrow().as_deref() == Some(&catalogue) {
+            return;
+        }
+        if catalogue.skipped > 0 {
+            tracing::warn!(
+                count = catalogue.skipped,
+                "entries of the host's tool list left out: no name, or a name twice"
+            );
+        }
+        if catalogue.names.is_empty() && self.catalogue.borrow().is_some() {
+            // A host between two sessions: an empty list would make clients forget their tools.
+            tracing::warn!("the host's tool list is empty; the last one stays");
+            return;
+        }
+        tracing::info!(tools = catalogue.names.len(), "tool list");
+        self.catalogue.send_replace(Some(Rc::new(catalogue)));
+    }
+
+    /// Returns when the sessions as they are now are in the state file (or could not be written:
+    /// then the log says so, and serving goes on).
+    async fn save(&self) {
+        let number = self.save_number.get() + 1;
+        self.save_number.set(number);
+        self.save_wanted.notify_one();
+        let mut saved = self.saved.subscribe();
+        let _ = saved.wait_for(|saved| *saved >= number).await;
+    }
+
+    /// Owner of the state file: one write for everything asked for meanwhile.
+    async fn keep_state(self: Rc<Self>) {
+        loop {
+            self.save_wanted.notified().await;
+            // Let every request that is ready in this turn join.
+            tokio::task::yield_now().await;
+            self.write_state();
+        }
+    }
+
+    /// Writes the state file when something changed.
+    fn write_state(&self) {
+        let number = self.save_number.get();
+        if let Some(sessions) = self.sessions.borrow_mut().take_changed() {
+            let state = State::new(&self.hello.instance, self.host, &self.token.borrow(), sessions);
+            let file = self.dir.state_file(self.address.port());
+            if let Err(error) = state::write(&file, &state) {
+                tracing::warn!(%error, file = %file.display(), "sessions cannot be saved: they will not survive a restart");
+            }
+        }
+        self.saved.send_replace(number);
+    }
+}
+
+/// The endpoint's URL; an unspecified address is shown as its loopback.
+fn url(address: SocketAddr) -> String {
+    let port = address.port();
+    match address {
+        SocketAddr::V4(v4) if v4.ip().is_unspecified() => format!("http://127.0.0.1:{port}/"),
+        SocketAddr::V6(v6) if v6.ip().is_unspecified() => format!("http://[::1]:{port}/"),
+        address => format!("http://{address}/"),
+    }
+}
+
+/// Milliseconds since the epoch.
+pub fn now_ms() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
+}

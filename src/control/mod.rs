@@ -1,1 +1,249 @@
-//! (being written)
+//! The operator's local socket (contract 16, design "Operator"): one JSON request per line, one JSON
+//! answer per line. [`serve`] is the sidecar's end, [`ask`] and [`find`] the other one, [`status`]
+//! what a status says.
+//!
+//! The socket lies in `/run/user/<uid>/a2mcp` or else `/tmp/a2mcp-<uid>`, 0700 and ours or refused,
+//! never taken from the environment. What a verb does is decided in [`crate::app::operate`].
+
+pub mod status;
+
+use std::io;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::time::Duration;
+
+use interprocess::local_socket::tokio::{Listener, Stream};
+use interprocess::local_socket::traits::tokio::{Listener as _, Stream as _};
+use interprocess::local_socket::{GenericFilePath, ListenerOptions, ToFsName as _};
+use interprocess::os::unix::local_socket::ListenerOptionsExt as _;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::time::timeout;
+
+/// Longest request or answer in bytes.
+const MAX_LINE: u64 = 4 << 20;
+/// A client that says nothing for so long is dropped.
+const IDLE: Duration = Duration::from_secs(60);
+/// How long [`ask`] waits for an answer, unless the verb itself takes longer.
+const ANSWER: Duration = Duration::from_secs(10);
+
+/// What an operator may ask a sidecar.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "verb", rename_all = "camelCase", rename_all_fields = "camelCase")]
+pub enum Request {
+    /// Everything [`status::Status`] holds.
+    Status,
+    /// Read the token from the config file again; sessions and calls of the old one end.
+    ReloadToken,
+    /// Make way for the next sidecar.
+    Restart {
+        /// How long calls in flight may still take.
+        grace_ms: u64,
+    },
+    /// End for good.
+    Stop {
+        /// How long calls in flight may still take.
+        grace_ms: u64,
+    },
+    /// Cancel the call with this id, or a unique beginning of it.
+    Cancel {
+        /// The call's id.
+        id: String,
+    },
+    /// Cancel all calls.
+    CancelAll,
+    /// Answer new calls with `paused by the operator`.
+    Pause,
+    /// Serve calls again.
+    Resume,
+}
+
+/// The answer to a [`Request`].
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Reply {
+    /// It was done; some verbs have something to say.
+    Ok(Value),
+    /// It was not; why, for people.
+    Error(String),
+}
+
+/// The sidecar's end: accepts until it is dropped, then removes the socket.
+pub struct Server {
+    path: PathBuf,
+    tasks: tokio::task::JoinHandle<()>,
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.tasks.abort();
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+/// Opens the socket of the sidecar on `port`; `handle` answers requests.
+///
+/// # Errors
+/// When the directory is not ours alone, or the socket cannot be made.
+pub async fn serve<F, A>(port: u16, handle: F) -> io::Result<Server>
+where
+    F: Fn(Request) -> A + 'static,
+    A: Future<Output = Reply> + 'static,
+{
+    let dir = directory(own_uid())?;
+    let mut path = dir.join(format!("{port}.sock"));
+    if path.exists() && Stream::connect(path.as_path().to_fs_name::<GenericFilePath>()?).await.is_ok() {
+        // Another address, same port: its socket is alive and stays.
+        path = dir.join(format!("{port}-{}.sock", std::process::id()));
+    }
+    let _ = std::fs::remove_file(&path);
+    let listener = ListenerOptions::new()
+        .name(path.as_path().to_fs_name::<GenericFilePath>()?)
+        .mode(0o600)
+        .create_tokio()?;
+    let tasks = tokio::task::spawn_local(accept(listener, Rc::new(handle)));
+    Ok(Server { path, tasks })
+}
+
+async fn accept<F, A>(listener: Listener, handle: Rc<F>)
+where
+    F: Fn(Request) -> A + 'static,
+    A: Future<Output = Reply> + 'static,
+{
+    loop {
+        match listener.accept().await {
+            Ok(stream) => {
+                let handle = handle.clone();
+                tokio::task::spawn_local(async move {
+                    if let Err(error) = talk(stream, &*handle).await {
+                        tracing::debug!(%error, "a control connection ended early");
+                    }
+                });
+            }
+            Err(error) => {
+                tracing::warn!(%error, "accepting a control connection failed");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        }
+    }
+}
+
+async fn talk<F, A>(stream: Stream, handle: &F) -> io::Result<()>
+where
+    F: Fn(Request) -> A,
+    A: Future<Output = Reply>,
+{
+    if peer_uid(&stream) != Some(own_uid()) {
+        return Ok(());
+    }
+    let mut stream = BufReader::new(stream);
+    loop {
+        let mut line = Vec::new();
+        let mut limited = (&mut stream).take(MAX_LINE);
+        match timeout(IDLE, limited.read_until(b'\n', &mut line)).await {
+            Ok(Ok(1..)) => {}
+            _ => return Ok(()),
+        }
+        let reply = match serde_json::from_slice(&line) {
+            Ok(request) => handle(request).await,
+            Err(error) => Reply::Error(format!("not a request: {error}")),
+        };
+        let mut text = serde_json::to_vec(&reply)?;
+        text.push(b'\n');
+        stream.get_mut().write_all(&text).await?;
+    }
+}
+
+fn peer_uid(stream: &Stream) -> Option<u32> {
+    use std::os::fd::AsFd as _;
+    let Stream::UdSocket(socket) = stream;
+    rustix::net::sockopt::socket_peercred(socket.as_fd()).ok().map(|peer| peer.uid.as_raw())
+}
+
+/// Asks one sidecar.
+///
+/// # Errors
+/// When nobody listens, or no answer came in time.
+pub async fn ask(socket: &Path, request: &Request) -> io::Result<Reply> {
+    let grace = match request {
+        Request::Restart { grace_ms } | Request::Stop { grace_ms } => Duration::from_millis(*grace_ms),
+        _ => Duration::ZERO,
+    };
+    timeout(ANSWER + grace, async {
+        let mut stream = BufReader::new(Stream::connect(socket.to_fs_name::<GenericFilePath>()?).await?);
+        let mut text = serde_json::to_vec(request)?;
+        text.push(b'\n');
+        stream.get_mut().write_all(&text).await?;
+        let mut line = Vec::new();
+        (&mut stream).take(MAX_LINE).read_until(b'\n', &mut line).await?;
+        Ok(serde_json::from_slice(&line)?)
+    })
+    .await
+    .unwrap_or_else(|_| Err(io::Error::new(io::ErrorKind::TimedOut, "no answer in time")))
+}
+
+/// A control socket of this user and what its sidecar said of itself.
+pub struct Found {
+    /// The socket.
+    pub socket: PathBuf,
+    /// Its status, or why there is none.
+    pub status: io::Result<status::Status>,
+}
+
+/// All sidecars of this user; sockets nobody listens on are removed.
+///
+/// # Errors
+/// When the directory is not ours alone.
+pub async fn find() -> io::Result<Vec<Found>> {
+    let mut sockets: Vec<PathBuf> = match std::fs::read_dir(directory(own_uid())?) {
+        Ok(entries) => entries.flatten().map(|entry| entry.path()).collect(),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
+        Err(error) => return Err(error),
+    };
+    sockets.retain(|path| path.extension().is_some_and(|extension| extension == "sock"));
+    sockets.sort();
+    let mut found = Vec::new();
+    for socket in sockets {
+        let status = match ask(&socket, &Request::Status).await {
+            Ok(Reply::Ok(value)) => serde_json::from_value(value).map_err(io::Error::other),
+            Ok(Reply::Error(error)) => Err(io::Error::other(error)),
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+                let _ = std::fs::remove_file(&socket);
+                continue;
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            Err(error) => Err(error),
+        };
+        found.push(Found { socket, status });
+    }
+    Ok(found)
+}
+
+fn own_uid() -> u32 {
+    rustix::process::getuid().as_raw()
+}
+
+/// The directory of the sockets, made when missing.
+fn directory(uid: u32) -> io::Result<PathBuf> {
+    let runtime = PathBuf::from(format!("/run/user/{uid}"));
+    let is_ours = std::fs::symlink_metadata(&runtime).is_ok_and(|meta| meta.is_dir() && meta.uid() == uid);
+    let dir = if is_ours { runtime.join("a2mcp") } else { PathBuf::from(format!("/tmp/a2mcp-{uid}")) };
+    match std::fs::DirBuilder::new().mode(0o700).create(&dir) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+        _ => {}
+    }
+    // Somebody else may have been first in /tmp: a link, or a directory that is not ours, is refused.
+    let meta = std::fs::symlink_metadata(&dir)?;
+    if !meta.is_dir() || meta.uid() != uid {
+        return Err(io::Error::new(
+            io::ErrorKind::PermissionDenied,
+            format!("{} is not a directory of this user; remove it", dir.display()),
+        ));
+    }
+    if meta.permissions().mode() & 0o077 != 0 {
+        std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o700))?;
+    }
+    Ok(dir)
+}

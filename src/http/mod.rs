@@ -1,1 +1,181 @@
-//! (being written)
+//! HTTP/1.1: accepts connections, judges each request in the order of contract 1, reads bodies
+//! within limits, and hands what is left to an [`Endpoint`].
+//!
+//! Knows paths, methods, `Host`, `Origin`, `Authorization` and sizes; knows no JSON-RPC, no session
+//! and no tool. [`guard`] holds the pure rules, [`body`] the bodies both ways, [`route`] the order.
+
+pub mod body;
+pub mod guard;
+mod route;
+
+use std::net::TcpListener as StdListener;
+use std::rc::Rc;
+use std::time::Duration;
+
+use hyper::Response;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+pub use body::{Body, MAX_BODY};
+
+/// Most connections at a time; further ones wait in the listener's queue.
+const MAX_CONNECTIONS: usize = 4096;
+/// A request's head must be complete within this time; an idle keep-alive connection ends by it too.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
+/// Longest head of a request in bytes.
+const MAX_HEAD: usize = 64 << 10;
+
+/// What a request asks for once route, host and token are judged.
+#[derive(Debug, Clone, Default)]
+pub struct Head {
+    /// `mcp-session-id`, when it is one plain value.
+    pub session: Option<String>,
+    /// `MCP-Protocol-Version`.
+    pub protocol_version: Option<String>,
+    /// `Last-Event-ID`.
+    pub last_event_id: Option<String>,
+    /// `Accept` names `text/event-stream`.
+    pub accepts_stream: bool,
+}
+
+/// Why a request was refused before its message was looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Refusal {
+    /// `Host` is missing, stands twice, or the target is in absolute form.
+    BadHost,
+    /// `Host` names something else.
+    ForbiddenHost,
+    /// `Origin` names something else.
+    ForbiddenOrigin,
+    /// No or wrong bearer token.
+    Unauthorized,
+    /// The body is over [`MAX_BODY`].
+    TooLarge,
+    /// The body stopped coming.
+    TimedOut,
+    /// Too many large bodies at once.
+    Overloaded,
+    /// A fault of ours.
+    Internal,
+}
+
+/// Whether the bridge can do its work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Health {
+    /// It can.
+    Ready,
+    /// It cannot, for this reason.
+    Unready(&'static str),
+}
+
+/// What stands behind the checks.
+#[allow(async_fn_in_trait)] // One thread: no caller needs the futures to be `Send`.
+pub trait Endpoint: 'static {
+    /// For `/readyz`.
+    fn health(&self) -> Health;
+    /// Whether `Host` or `Origin` may name `name` (lower case, no port) beyond IP literals and
+    /// `localhost`.
+    fn allows_name(&self, name: &str) -> bool;
+    /// Judges the value of `Authorization`; `None` when it is absent or stands twice.
+    fn authorizes(&self, authorization: Option<&[u8]>) -> bool;
+    /// The answer to a refused request.
+    fn refuse(&self, refusal: Refusal) -> Response<Body>;
+    /// A POSTed message.
+    async fn post(self: Rc<Self>, head: Head, body: bytes::Bytes) -> Response<Body>;
+    /// A GET for a stream.
+    async fn get(self: Rc<Self>, head: Head) -> Response<Body>;
+    /// The end of a session.
+    async fn delete(self: Rc<Self>, head: Head) -> Response<Body>;
+    /// `POST /host-llm`.
+    async fn host_llm(self: Rc<Self>, head: Head, body: bytes::Bytes) -> Response<Body>;
+    /// Anything below `/xfer`.
+    async fn xfer(self: Rc<Self>, request: hyper::Request<hyper::body::Incoming>) -> Response<Body>;
+}
+
+/// The running server; clones share it.
+#[derive(Clone)]
+pub struct Server {
+    /// Cancel to stop accepting; open connections live on.
+    pub stop_accepting: CancellationToken,
+    /// Cancel to let every connection end after the reply it is writing.
+    pub close_connections: CancellationToken,
+    /// The connections' tasks.
+    pub connections: TaskTracker,
+}
+
+/// Starts to serve `listener`; must run inside a `LocalSet`.
+///
+/// # Errors
+/// When the listener cannot be made non-blocking.
+pub fn serve<E: Endpoint>(listener: StdListener, endpoint: Rc<E>) -> std::io::Result<Server> {
+    listener.set_nonblocking(true)?;
+    let listener = TcpListener::from_std(listener)?;
+    let server = Server {
+        stop_accepting: CancellationToken::new(),
+        close_connections: CancellationToken::new(),
+        connections: TaskTracker::new(),
+    };
+    tokio::task::spawn_local(accept(listener, endpoint, server.clone()));
+    Ok(server)
+}
+
+async fn accept<E: Endpoint>(listener: TcpListener, endpoint: Rc<E>, server: Server) {
+    let places = std::sync::Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let budget = body::Budget::default();
+    loop {
+        let place = tokio::select! {
+            place = places.clone().acquire_owned() => place,
+            () = server.stop_accepting.cancelled() => return,
+        };
+        let stream = tokio::select! {
+            accepted = listener.accept() => match accepted {
+                Ok((stream, _)) => stream,
+                Err(error) => {
+                    // Out of descriptors, or a connection that died in the queue: the listener lives on.
+                    tracing::warn!(%error, "accepting a connection failed");
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                    continue;
+                }
+            },
+            () = server.stop_accepting.cancelled() => return,
+        };
+        let connection =
+            connection(stream, endpoint.clone(), budget.clone(), server.close_connections.clone());
+        server.connections.spawn_local(async move {
+            connection.await;
+            drop(place);
+        });
+    }
+}
+
+async fn connection<E: Endpoint>(
+    stream: TcpStream,
+    endpoint: Rc<E>,
+    budget: body::Budget,
+    close: CancellationToken,
+) {
+    let _ = stream.set_nodelay(true);
+    let service = service_fn(|request| route::handle(endpoint.clone(), budget.clone(), request));
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_TIMEOUT)
+        .max_buf_size(MAX_HEAD)
+        .pipeline_flush(true)
+        .serve_connection(TokioIo::new(stream), service);
+    let mut connection = std::pin::pin!(connection);
+    let ended = tokio::select! {
+        ended = connection.as_mut() => ended,
+        () = close.cancelled() => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
+    if let Err(error) = ended {
+        tracing::debug!(%error, "a connection ended early");
+    }
+}

@@ -1,1 +1,193 @@
-fn main() {}
+//! The speed of the sidecar, measured next to a bare hyper server ("the floor") in one run.
+//!
+//! `cargo bench --bench bridge` starts `a2mcp demo` and the floor, drives both in turns over
+//! keep-alive connections and prints requests per second, latency, CPU and memory, each with its
+//! aim. `--quick` takes about 20 s, `--million` adds a run over a million calls, `--json` is for
+//! machines, `--gate` fails when a figure is ten times worse than its aim. All load comes from one
+//! thread of this process; on a machine with two cores the figures of server and generator are
+//! those of one core each, so run it on a quiet machine.
+
+mod aims;
+mod catalogue;
+mod load;
+mod process;
+mod report;
+mod server;
+
+use std::io::Write as _;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use clap::Parser;
+
+use load::{Connections, Until};
+use report::{Figures, Flatness, Operation, Row};
+use server::{Bridge, Floor};
+
+/// Measures the sidecar with the reference host against a bare hyper server.
+#[derive(Parser)]
+#[command(name = "bridge")]
+struct Options {
+    /// Short segments and fewer rounds: about 20 s.
+    #[arg(long)]
+    quick: bool,
+    /// Also a million `tools/call`, to see whether speed and memory stay flat.
+    #[arg(long)]
+    million: bool,
+    /// One line of JSON on stdout in place of the table.
+    #[arg(long)]
+    json: bool,
+    /// Exit code 1 when a figure is worse than its aim by more than a factor of ten.
+    #[arg(long)]
+    gate: bool,
+    /// Measure this binary in place of the one built with the bench.
+    #[arg(long, value_name = "PATH", default_value = env!("CARGO_BIN_EXE_a2mcp"))]
+    binary: PathBuf,
+    /// Run as the floor: answer every request with a body of this many bytes.
+    #[arg(long, value_name = "BYTES", hide = true)]
+    floor: Option<usize>,
+    /// What `cargo bench` passes to every bench.
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+/// How long one look at one operation takes, and how often it is repeated.
+struct Pace {
+    starts: usize,
+    rounds: usize,
+    warm_up: Duration,
+    segment: Duration,
+}
+
+impl Pace {
+    fn of(options: &Options) -> Self {
+        let (starts, rounds, segment) = if options.quick { (3, 3, 400) } else { (9, 7, 1500) };
+        Self { starts, rounds, warm_up: Duration::from_millis(100), segment: Duration::from_millis(segment) }
+    }
+}
+
+const CONCURRENCY: [usize; 3] = [1, 8, 64];
+/// Long enough for what a start leaves behind (freed pages, first audit write) to settle.
+const SETTLE: Duration = Duration::from_secs(1);
+
+fn main() -> ExitCode {
+    let options = Options::parse();
+    match run(&options) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("bench: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(options: &Options) -> Result<ExitCode> {
+    if let Some(bytes) = options.floor {
+        server::serve_floor(bytes)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let figures = measure(options)?;
+    let misses = aims::misses(&figures);
+    let mut out = std::io::stdout().lock();
+    if options.json {
+        writeln!(out, "{}", report::json(&figures, &misses))?;
+    } else {
+        write!(out, "{}", report::table(&figures))?;
+    }
+    if !options.gate {
+        return Ok(ExitCode::SUCCESS);
+    }
+    for miss in &misses {
+        eprintln!("gate: {miss}");
+    }
+    if misses.is_empty() {
+        eprintln!("gate: no figure is worse than its aim by more than a factor of ten");
+        return Ok(ExitCode::SUCCESS);
+    }
+    Ok(ExitCode::FAILURE)
+}
+
+fn measure(options: &Options) -> Result<Figures> {
+    let pace = Pace::of(options);
+    let load_average = process::load_average();
+    if load_average > 0.5 {
+        eprintln!("bench: the load average is {load_average:.2}; the figures are those of a busy machine");
+    }
+    let catalogue = catalogue::write()?;
+
+    let mut starts = Vec::new();
+    for _ in 0..pace.starts {
+        let bridge = Bridge::start(&options.binary, catalogue.path())?;
+        starts.push(bridge.first_answer);
+        bridge.stop()?;
+    }
+
+    let bridge = Bridge::start(&options.binary, catalogue.path())?;
+    let mut requests = bridge.requests()?;
+    let floor = Floor::start(requests.ping.body_len())?;
+    requests.floor = Some(floor.request(&requests.ping)?);
+    std::thread::sleep(SETTLE);
+    let idle = process::memory(bridge.pid)?;
+
+    let mut rows: Vec<Row> = Vec::new();
+    for operation in Operation::ALL {
+        rows.extend(CONCURRENCY.map(|concurrency| Row::new(operation, concurrency)));
+    }
+    let mut next_id = load::FIRST_ID;
+    for _ in 0..pace.rounds {
+        // The operations take turns inside a round: what the machine does meanwhile hits all alike.
+        for concurrency in CONCURRENCY {
+            for operation in Operation::ALL {
+                let (address, pid, request) = match operation {
+                    Operation::Floor => (
+                        floor.address,
+                        floor.pid(),
+                        requests.floor.as_ref().context("the floor has no request")?,
+                    ),
+                    Operation::Ping => (bridge.address, bridge.pid, &requests.ping),
+                    Operation::List => (bridge.address, bridge.pid, &requests.list),
+                    Operation::Echo => (bridge.address, bridge.pid, &requests.echo),
+                };
+                let mut connections = Connections::open(address, concurrency)?;
+                connections.drive(request, Until::Elapsed(pace.warm_up), &mut next_id)?;
+                let before = process::cpu(pid)?;
+                let segment = connections
+                    .drive(request, Until::Elapsed(pace.segment), &mut next_id)
+                    .with_context(|| format!("{} at {concurrency}", operation.name()))?;
+                let cpu = process::cpu(pid)? - before;
+                let Some(row) = rows.iter_mut().find(|row| row.is(operation, concurrency)) else {
+                    bail!("no row for {} at {concurrency}", operation.name());
+                };
+                row.add(segment, cpu);
+            }
+        }
+    }
+    let flatness = if options.million { Some(million(&bridge, &requests.echo, &mut next_id)?) } else { None };
+    let loaded = process::memory(bridge.pid)?;
+    let list_bytes = requests.list.body_len();
+    floor.stop()?;
+    bridge.stop()?;
+    Ok(Figures { load_average, starts, rows, list_bytes, idle, loaded, flatness })
+}
+
+/// A million calls in batches; what matters is how the last ones compare with the first ones.
+fn million(bridge: &Bridge, echo: &load::Request, next_id: &mut u64) -> Result<Flatness> {
+    const BATCH: u64 = 50_000;
+    const BATCHES: u64 = 20;
+    let mut flatness = Flatness::default();
+    let mut connections = Connections::open(bridge.address, 64)?;
+    for batch in 1..=BATCHES {
+        let segment = connections.drive(echo, Until::Count(BATCH), next_id)?;
+        let memory = process::memory(bridge.pid)?;
+        eprintln!(
+            "bench: {:>9} calls, {:>7.0}/s, {} KiB",
+            batch * BATCH,
+            segment.rate(),
+            memory.resident_kib
+        );
+        flatness.add(BATCH, segment.rate(), memory.resident_kib);
+    }
+    Ok(flatness)
+}

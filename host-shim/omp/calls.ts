@@ -1,0 +1,266 @@
+/**
+ * Runs remote calls in the host's Main session and keeps their ends until they are acknowledged.
+ *
+ * A call outlives the sidecar that sent it: its end goes out as the answer to that sidecar's
+ * request, or, when another one is there by then, as `bridge/result`. The host's gate decides
+ * about approvals; a cancelled call is answered at once, because neither a tool nor a pending
+ * approval can be trusted to let go of it.
+ */
+
+import type { AgentSession, ExtensionContext } from "@oh-my-pi/pi-coding-agent";
+import type { AgentEvent, AgentTool, AgentToolContext } from "@oh-my-pi/pi-agent-core";
+
+import { Approvals, type WaitingCall } from "./approvals.ts";
+import type { Link, RequestId } from "./link.ts";
+import { cancelled, failed, messageOf, NO_MAIN, NOT_EXPOSED, returned, threw } from "./outcome.ts";
+import { lastLine, Progress } from "./progress.ts";
+import { type Outcome, type Remembered, ResultStore } from "./results.ts";
+
+/** Arguments and results over this size are drawn in short on the host's cards. */
+const DRAWN_IN_FULL = 256 * 1024;
+const DRAWN_TEXT = 2_000;
+const DRAWN_DEPTH = 6;
+
+/** What calls need of the bridge they came over. */
+export interface Surroundings {
+	/** The Main session and the first context, when both are there. */
+	main(): { session: AgentSession; context: ExtensionContext } | undefined;
+	/** The sidecar that can be told things now; hello was answered. */
+	link(): Link | undefined;
+	/** The list of calls that wait for an approval changed. */
+	approvalsChanged(): void;
+	/** A call was cancelled while the host asks about it: the question cannot be withdrawn. */
+	abandoned(tool: string): void;
+	fault(where: string, error: unknown): void;
+}
+
+interface Call extends WaitingCall {
+	readonly link: Link;
+	readonly requestId: RequestId;
+	/** Fresh for each call: the host draws its cards by it. */
+	readonly toolCallId: string;
+	readonly abort: AbortController;
+	/** Ends the call as cancelled; set while the tool runs. */
+	cancel: () => void;
+	progress: number;
+}
+
+export class Calls {
+	readonly approvals: Approvals;
+	readonly #around: Surroundings;
+	readonly #store = new ResultStore();
+	/** Running calls, by call id. */
+	readonly #running = new Map<string, Call>();
+	readonly #byToolCallId = new Map<string, Call>();
+
+	constructor(around: Surroundings) {
+		this.#around = around;
+		this.approvals = new Approvals(() => around.approvalsChanged());
+	}
+
+	get running(): number {
+		return this.#running.size;
+	}
+
+	/** One `tools/call` frame of `size` bytes. */
+	start(link: Link, requestId: RequestId, params: unknown, size: number): void {
+		const { name, arguments: args = {}, _meta } = record(params);
+		const { callId, note } = record(record(_meta)["a2mcp/call"]);
+		if (typeof callId !== "string" || callId === "") {
+			link.refuse(requestId, -32602, 'tools/call without _meta["a2mcp/call"].callId');
+			return;
+		}
+		const tool = typeof name === "string" ? name : "";
+		if (!this.#store.begin(callId, tool, note, Date.now())) {
+			link.refuse(requestId, -32600, "a call of that id was started before");
+			return;
+		}
+		const call: Call = {
+			callId,
+			tool,
+			link,
+			requestId,
+			toolCallId: crypto.randomUUID(),
+			abort: new AbortController(),
+			cancel: () => {},
+			progress: 0,
+		};
+		this.#running.set(callId, call);
+		this.#byToolCallId.set(call.toolCallId, call);
+		this.#run(call, args, size)
+			.catch(threw)
+			.then(outcome => this.#end(call, outcome))
+			.catch(error => this.#around.fault("call", error));
+	}
+
+	/** `notifications/cancelled`: by the id of a request of that link. */
+	cancelRequest(link: Link, requestId: unknown): void {
+		for (const call of this.#running.values()) {
+			if (call.link === link && call.requestId === requestId) return call.cancel();
+		}
+	}
+
+	/** `bridge/cancel`: by call id, of whichever sidecar. */
+	cancelCall(callId: string): void {
+		this.#running.get(callId)?.cancel();
+	}
+
+	note(callId: string, note: unknown): void {
+		this.#store.note(callId, note);
+	}
+
+	acknowledge(callIds: readonly unknown[]): void {
+		for (const callId of callIds) if (typeof callId === "string") this.#store.acknowledge(callId);
+	}
+
+	/** Every call the next sidecar must hear of. */
+	inFlight(): Remembered[] {
+		return this.#store.inFlight(Date.now());
+	}
+
+	/** Sends a new sidecar the ends that came before it, oldest first. */
+	deliverAgain(link: Link): void {
+		for (const { callId, outcome } of this.#store.outcomes()) sendResult(link, callId, outcome);
+	}
+
+	/** The host asks its operator about one of its tool calls: perhaps one of ours. */
+	approvalRequested(toolCallId: string): void {
+		const call = this.#byToolCallId.get(toolCallId);
+		if (!call) return;
+		this.approvals.requested(toolCallId, { callId: call.callId, tool: call.tool });
+		const link = this.#around.link();
+		link?.notify("notifications/message", {
+			level: "notice",
+			logger: "a2mcp",
+			data: "awaiting approval",
+			_meta: { "a2mcp/call": { callId: call.callId } },
+		});
+		this.#tellProgress(call, "awaiting approval");
+	}
+
+	approvalResolved(toolCallId: string): void {
+		this.approvals.settled(toolCallId);
+	}
+
+	async #run(call: Call, args: unknown, size: number): Promise<Outcome> {
+		const main = this.#around.main();
+		if (!main) return failed(NO_MAIN);
+		const { session, context } = main;
+		// The list of names decides: looking a tool up accepts aliases that are not offered.
+		const exposed = call.tool !== "" && session.getAllToolNames().includes(call.tool);
+		const tool = exposed ? session.getToolByName(call.tool) : undefined;
+		if (!tool) return failed(NOT_EXPOSED);
+
+		const { toolCallId, tool: toolName } = call;
+		const drawnArgs = size > DRAWN_IN_FULL ? inShort(args) : args;
+		const draw = (event: AgentEvent) => {
+			try {
+				session.agent.emitExternalEvent(event);
+			} catch (error) {
+				// Cards are rendering only.
+				this.#around.fault("card", error);
+			}
+		};
+		const progress = new Progress(partial => {
+			this.#tellProgress(call, lastLine(partial));
+			draw({ type: "tool_execution_update", toolCallId, toolName, args: drawnArgs, partialResult: partial });
+		});
+
+		draw({ type: "tool_execution_start", toolCallId, toolName, args: drawnArgs });
+		const end = Promise.withResolvers<{ outcome: Outcome; drawn: unknown }>();
+		call.cancel = () => {
+			if (this.approvals.waits(toolCallId)) this.#around.abandoned(toolName);
+			this.#store.cancel(call.callId, Date.now());
+			end.resolve({ outcome: cancelled(), drawn: text("cancelled by the remote caller") });
+			call.abort.abort(new Error("cancelled by the remote caller"));
+		};
+		execute(tool, call, args, partial => progress.update(partial), toolContext(session, context))
+			.then(result => {
+				const outcome = returned(result);
+				return { outcome, drawn: outcome.bytes > DRAWN_IN_FULL ? inShort(result) : result };
+			})
+			.catch(error => ({ outcome: threw(error), drawn: text(messageOf(error)) }))
+			.then(end.resolve);
+		const { outcome, drawn } = await end.promise;
+		progress.end();
+		const isError = outcome.kind === "error" || outcome.json.endsWith('"isError":true}');
+		draw({ type: "tool_execution_end", toolCallId, toolName, result: drawn, isError });
+		return outcome;
+	}
+
+	#end(call: Call, outcome: Outcome): void {
+		this.#running.delete(call.callId);
+		this.#byToolCallId.delete(call.toolCallId);
+		this.approvals.settled(call.toolCallId);
+		this.#store.finish(call.callId, outcome, Date.now());
+		const link = this.#around.link();
+		// Without a sidecar to tell, the next one hears of it in hello and gets it after that.
+		if (link === call.link) {
+			if (outcome.kind === "result") link.answer(call.requestId, outcome.json);
+			else link.answerError(call.requestId, outcome.json);
+		} else if (link) sendResult(link, call.callId, outcome);
+	}
+
+	#tellProgress(call: Call, message: string): void {
+		call.progress += 1;
+		this.#around.link()?.notifyLossy("notifications/progress", {
+			progressToken: call.callId,
+			progress: call.progress,
+			...(message === "" ? {} : { message }),
+			_meta: { "a2mcp/call": { callId: call.callId } },
+		});
+	}
+}
+
+async function execute(
+	tool: AgentTool,
+	call: Call,
+	args: unknown,
+	onUpdate: (partial: unknown) => void,
+	context: AgentToolContext,
+): Promise<unknown> {
+	return tool.execute(call.toolCallId, args, call.abort.signal, onUpdate, context);
+}
+
+/** What the host's tools want to know of the session they run in. */
+function toolContext(session: AgentSession, first: ExtensionContext): AgentToolContext {
+	return {
+		sessionManager: session.sessionManager,
+		modelRegistry: session.modelRegistry,
+		model: session.model,
+		settings: session.settings,
+		isIdle: () => !session.isStreaming,
+		abort: () => first.abort(),
+		hasQueuedMessages: () => session.queuedMessageCount > 0,
+		ui: first.ui,
+		hasUI: first.hasUI,
+		localProtocolOptions: first.localProtocolOptions,
+	};
+}
+
+function sendResult(link: Link, callId: string, { kind, json }: Outcome): void {
+	link.notifyJson("bridge/result", `{"callId":${JSON.stringify(callId)},"${kind}":${json}}`);
+}
+
+/** A copy for a card: megabytes of text say nothing there and cost the host a second to draw. */
+export function inShort(value: unknown, depth = 0): unknown {
+	if (typeof value === "string") {
+		return value.length > DRAWN_TEXT ? `${value.slice(0, DRAWN_TEXT)}… (${value.length} characters)` : value;
+	}
+	if (typeof value !== "object" || value === null) return value;
+	if (depth >= DRAWN_DEPTH) return "…";
+	if (Array.isArray(value)) return value.slice(0, 50).map(item => inShort(item, depth + 1));
+	return Object.fromEntries(
+		Object.entries(value)
+			.slice(0, 50)
+			.map(([key, item]) => [key, inShort(item, depth + 1)]),
+	);
+}
+
+function text(message: string): unknown {
+	return { content: [{ type: "text", text: message }] };
+}
+
+function record(value: unknown): Record<string, unknown> {
+	return typeof value === "object" && value !== null ? (value as Record<string, unknown>) : {};
+}

@@ -1,0 +1,299 @@
+//! Answers HTTP with the core: sessions, then dispatch (contract 1 from step 7 on, 3, 4). The one
+//! place where HTTP status and JSON-RPC code are chosen.
+
+use std::rc::Rc;
+
+use bytes::Bytes;
+use hyper::header::{CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER};
+use hyper::{Response, StatusCode};
+
+use super::calls::{Caller, Cancel};
+use super::{Core, Phase, VERSION, now_ms};
+use crate::frame::envelope::EnvelopeError;
+use crate::frame::raw::{RawObject, quote, string};
+use crate::frame::{Envelope, Shape};
+use crate::http::guard::bearer;
+use crate::http::{Body, Endpoint, Head, Health, MAX_BODY, Refusal};
+use crate::mcp::call::ToolCall;
+use crate::mcp::reply::{self, code};
+use crate::mcp::session::Session;
+use crate::mcp::{VERSIONS, negotiate};
+
+const SESSION: HeaderName = HeaderName::from_static("mcp-session-id");
+
+impl Endpoint for Core {
+    fn health(&self) -> Health {
+        if self.phase.get() == Phase::Stopping {
+            Health::Unready("stopping")
+        } else if self.link.is_stalled() {
+            Health::Unready("host_stalled")
+        } else if self.known_catalogue().is_none() {
+            Health::Unready("starting")
+        } else {
+            Health::Ready
+        }
+    }
+
+    fn allows_name(&self, name: &str) -> bool {
+        self.config.host.eq_ignore_ascii_case(name)
+            || self.config.allowed_hosts.iter().any(|allowed| allowed == name)
+    }
+
+    fn authorizes(&self, authorization: Option<&[u8]>) -> bool {
+        let presented = authorization.and_then(bearer);
+        let passes = presented.is_some_and(|token| self.token.borrow().matches(token));
+        if !passes {
+            let count = self.unauthorized.get() + 1;
+            self.unauthorized.set(count);
+            if count == 1 || count.is_multiple_of(50) {
+                tracing::warn!("[a2mcp] {count} unauthorized attempt(s)");
+            }
+        }
+        passes
+    }
+
+    fn refuse(&self, refusal: Refusal) -> Response<Body> {
+        let (status, code, message) = match refusal {
+            Refusal::BadHost => (StatusCode::BAD_REQUEST, code::INVALID_REQUEST, "invalid request"),
+            Refusal::ForbiddenHost => (StatusCode::FORBIDDEN, code::REFUSED, "forbidden host"),
+            Refusal::ForbiddenOrigin => (StatusCode::FORBIDDEN, code::REFUSED, "forbidden origin"),
+            Refusal::Unauthorized => (StatusCode::UNAUTHORIZED, code::REFUSED, "unauthorized"),
+            Refusal::TooLarge => {
+                let message = format!("request body exceeds the limit of {MAX_BODY} bytes");
+                return error(StatusCode::PAYLOAD_TOO_LARGE, "null", code::REFUSED, &message);
+            }
+            Refusal::TimedOut => (StatusCode::REQUEST_TIMEOUT, code::REFUSED, "request body timed out"),
+            Refusal::Overloaded => {
+                return busy("null", "too many large request bodies at once; try again");
+            }
+            Refusal::Internal => (StatusCode::INTERNAL_SERVER_ERROR, code::INTERNAL, "internal error"),
+        };
+        error(status, "null", code, message)
+    }
+
+    async fn post(self: Rc<Self>, head: Head, body: Bytes) -> Response<Body> {
+        let envelope = match Envelope::parse(&body) {
+            Ok(envelope) => envelope,
+            Err(EnvelopeError::NotJson) => {
+                return error(StatusCode::BAD_REQUEST, "null", code::PARSE, "parse error");
+            }
+            Err(EnvelopeError::NotAnObject) => return invalid("null"),
+        };
+        let id = envelope.reply_id();
+        let shape = envelope.shape();
+        if shape == Shape::Answer {
+            // An answer to a question of the host; nobody has asked one yet, or waits no more.
+            return match self.session(&head, id) {
+                Ok(_) => accepted(),
+                Err(refused) => refused,
+            };
+        }
+        let (true, true, Some(method)) =
+            (envelope.is_version_2, envelope.has_usable_id(), envelope.method.as_deref())
+        else {
+            return invalid(id);
+        };
+        if method == "initialize" {
+            return self.initialize(id, envelope.params.map(|params| params.get())).await;
+        }
+        let session = match self.session(&head, id) {
+            Ok(session) => session,
+            Err(refused) => return refused,
+        };
+        if method.starts_with("notifications/") {
+            if method == "notifications/cancelled" {
+                self.caller_cancels(&session.sid, envelope.params.map(|params| params.get()));
+            }
+            return accepted();
+        }
+        match method {
+            "ping" => ok(reply::short_result(id, "{}")),
+            "tools/list" => match self.catalogue().await {
+                Some(catalogue) => ok(reply::result(id, catalogue.result.clone())),
+                None => error(StatusCode::OK, id, code::REFUSED, "host not ready"),
+            },
+            "tools/call" => {
+                let call = ToolCall::parse(envelope.params, &body);
+                match self.start_call(session, id, call) {
+                    Err(full) => busy(id, &full.to_string()),
+                    Ok(outcome) => {
+                        let id = id.to_owned();
+                        // The body's bytes that the host needs live on inside the call.
+                        drop(body);
+                        match outcome.await {
+                            Ok(outcome) => ok(outcome.reply(&id)),
+                            Err(_) => error(
+                                StatusCode::INTERNAL_SERVER_ERROR,
+                                &id,
+                                code::INTERNAL,
+                                "internal error",
+                            ),
+                        }
+                    }
+                }
+            }
+            _ => error(StatusCode::OK, id, code::METHOD_NOT_FOUND, "method not found"),
+        }
+    }
+
+    async fn get(self: Rc<Self>, head: Head) -> Response<Body> {
+        // Server streams are not served yet: to a client, a 405 means exactly that.
+        match self.session(&head, "null") {
+            Err(refused) if head.session.is_some() => refused,
+            _ => {
+                let mut response = Response::new(Body::Empty);
+                *response.status_mut() = StatusCode::METHOD_NOT_ALLOWED;
+                response.headers_mut().insert(hyper::header::ALLOW, HeaderValue::from_static("POST, DELETE"));
+                response
+            }
+        }
+    }
+
+    async fn delete(self: Rc<Self>, head: Head) -> Response<Body> {
+        if let Some(sid) = &head.session {
+            let closed = self.sessions.borrow_mut().close(sid);
+            if closed {
+                let calls = self.ledger.borrow().of_session(sid);
+                self.cancel_calls(&calls, Cancel::SessionEnded);
+                self.save().await;
+            }
+        }
+        let mut response = Response::new(Body::Empty);
+        *response.status_mut() = StatusCode::NO_CONTENT;
+        response
+    }
+
+    async fn host_llm(self: Rc<Self>, _head: Head, body: Bytes) -> Response<Body> {
+        #[derive(serde::Deserialize)]
+        struct Wanted {
+            #[expect(dead_code, reason = "no host offers the switch yet; the body is judged all the same")]
+            enabled: bool,
+        }
+        match serde_json::from_slice::<Wanted>(&body) {
+            Err(_) => {
+                plain_error(StatusCode::BAD_REQUEST, "expected a JSON object with a boolean \"enabled\"")
+            }
+            Ok(_) => {
+                plain_error(StatusCode::NOT_IMPLEMENTED, "this host cannot switch its model requests off")
+            }
+        }
+    }
+
+    async fn xfer(self: Rc<Self>, _request: hyper::Request<hyper::body::Incoming>) -> Response<Body> {
+        plain_error(StatusCode::NOT_FOUND, "nothing is shared")
+    }
+}
+
+impl Core {
+    /// Contract 1, step 9.
+    fn session(&self, head: &Head, id: &str) -> Result<Caller, Response<Body>> {
+        let Some(sid) = &head.session else {
+            return Err(error(StatusCode::BAD_REQUEST, id, code::REFUSED, "missing mcp-session-id"));
+        };
+        let caller = match self.sessions.borrow_mut().touch(sid, now_ms()) {
+            Some(session) => Caller { sid: session.id.clone(), client_name: session.client_name.clone() },
+            None => return Err(error(StatusCode::NOT_FOUND, id, code::REFUSED, "unknown session")),
+        };
+        match &head.protocol_version {
+            Some(version) if !VERSIONS.contains(&version.as_str()) => {
+                Err(error(StatusCode::BAD_REQUEST, id, code::REFUSED, "unsupported protocol version"))
+            }
+            _ => Ok(caller),
+        }
+    }
+
+    async fn initialize(&self, id: &str, params: Option<&str>) -> Response<Body> {
+        let params = params.and_then(RawObject::parse).unwrap_or_default();
+        let version = negotiate(params.get("protocolVersion").and_then(string).as_deref());
+        let client =
+            params.get("clientInfo").and_then(|info| RawObject::parse(info.get())).unwrap_or_default();
+        let text = |key| client.get(key).and_then(string).unwrap_or_default();
+        let capabilities =
+            params.get("capabilities").map(|json| json.get()).filter(|json| json.len() <= 4096);
+        let session = Session::new(
+            uuid::Uuid::new_v4().to_string(),
+            now_ms(),
+            version,
+            (&text("name"), &text("version")),
+            capabilities.unwrap_or_default().to_owned(),
+        );
+        let sid = session.id.clone();
+        let opened = self.sessions.borrow_mut().open(session, |sid| self.ledger.borrow().hold(sid));
+        match opened {
+            Err(full) => return busy(id, &full.to_string()),
+            Ok(Some(evicted)) => tracing::info!(
+                client = %crate::text::clean(&evicted.client_name, 40),
+                "a session made room for a newer one"
+            ),
+            Ok(None) => {}
+        }
+        self.save().await;
+        let mut response = ok(reply::short_result(id, &self.initialize_result(version)));
+        if let Ok(sid) = HeaderValue::try_from(sid) {
+            response.headers_mut().insert(SESSION, sid);
+        }
+        response
+    }
+
+    fn initialize_result(&self, version: &str) -> String {
+        let title = self
+            .hello
+            .title
+            .as_ref()
+            .map(|title| format!(r#","title":{}"#, quote(title)))
+            .unwrap_or_default();
+        let instructions = self
+            .hello
+            .instructions
+            .as_ref()
+            .map(|text| format!(r#","instructions":{}"#, quote(text)))
+            .unwrap_or_default();
+        format!(
+            r#"{{"protocolVersion":"{version}","capabilities":{{"tools":{{}}}},"serverInfo":{{"name":"a2mcp"{title},"version":"{VERSION}"}}{instructions}}}"#
+        )
+    }
+
+    fn caller_cancels(&self, sid: &str, params: Option<&str>) {
+        let params = params.and_then(RawObject::parse).unwrap_or_default();
+        if let Some(request) = params.get("requestId") {
+            let calls = self.ledger.borrow().find(sid, request.get());
+            self.cancel_calls(&calls, Cancel::Caller);
+        }
+    }
+}
+
+fn ok(parts: Vec<Bytes>) -> Response<Body> {
+    json(StatusCode::OK, parts)
+}
+
+fn error(status: StatusCode, id: &str, code: i32, message: &str) -> Response<Body> {
+    json(status, reply::error(id, code, message))
+}
+
+fn invalid(id: &str) -> Response<Body> {
+    error(StatusCode::BAD_REQUEST, id, code::INVALID_REQUEST, "invalid request")
+}
+
+/// Nothing was done; the same request may be sent again.
+fn busy(id: &str, message: &str) -> Response<Body> {
+    let mut response = error(StatusCode::SERVICE_UNAVAILABLE, id, code::REFUSED, message);
+    response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("5"));
+    response
+}
+
+fn plain_error(status: StatusCode, message: &str) -> Response<Body> {
+    json(status, vec![format!(r#"{{"error":{}}}"#, quote(message)).into()])
+}
+
+fn accepted() -> Response<Body> {
+    let mut response = Response::new(Body::Empty);
+    *response.status_mut() = StatusCode::ACCEPTED;
+    response
+}
+
+fn json(status: StatusCode, parts: Vec<Bytes>) -> Response<Body> {
+    let mut response = Response::new(Body::from(parts));
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}

@@ -1,0 +1,406 @@
+//! A sidecar from its first frame to its exit code. The only place that decides to exit.
+//!
+//! ```text
+//! hello ─▶ config ─▶ port ─▶ state ─▶ serve ─▶ drain ─▶ exit
+//!             │        │                          ├ stop: 0, after goodbye
+//!             └ 78     └ 1 (port held)            ├ restart: 75, after goodbye
+//!                                                 └ the host is gone: 0, at once
+//! ```
+
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::ExitCode;
+use std::rc::Rc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+use tokio_util::task::TaskTracker;
+
+use super::calls::Cancel;
+use super::peer::Shim;
+use super::{Core, Parts, Phase, VERSION, bind, log, now_ms, operate, url};
+use crate::audit::Audit;
+use crate::config::{AgentDir, store};
+use crate::frame::messages::{
+    Goodbye, GoodbyeReason, Hello, HelloResult, InFlightState, Level, PROTOCOL, RpcError, code,
+};
+use crate::frame::{Envelope, Shape};
+use crate::host::link::{self, LinkEnd};
+use crate::host::stdio;
+use crate::mcp::session::Sessions;
+use crate::process::{self, Identity};
+use crate::{control, http, state};
+
+/// Exit code of a refused config (contract 16).
+pub const EXIT_REFUSED: u8 = 78;
+/// Exit code that asks the shim for the next sidecar.
+pub const EXIT_RESTART: u8 = 75;
+
+/// How long cancelled calls may take to be answered.
+const CANCEL_TIME: Duration = Duration::from_millis(500);
+/// How long connections may take to end once nothing is in flight.
+const CLOSE_TIME: Duration = Duration::from_millis(1000);
+/// How long the last frames may take into the pipe.
+const FLUSH_TIME: Duration = Duration::from_millis(500);
+
+/// `a2mcp sidecar`: runs until the host, the operator or a signal ends it.
+pub fn run(dir: AgentDir) -> ExitCode {
+    process::detach_from_terminal();
+    process::raise_open_files();
+    log::start();
+    let runtime =
+        match tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(4).build() {
+            Ok(runtime) => runtime,
+            Err(error) => {
+                tracing::error!(%error, "cannot start");
+                return ExitCode::FAILURE;
+            }
+        };
+    let local = tokio::task::LocalSet::new();
+    let code = local.block_on(&runtime, live(dir));
+    drop(local);
+    runtime.shutdown_background();
+    ExitCode::from(code)
+}
+
+/// `a2mcp sidecar --check`: whether a sidecar could start here; reads only.
+///
+/// # Errors
+/// What it would refuse, for people.
+pub fn check(dir: &AgentDir, state_file: Option<&Path>) -> Result<(), String> {
+    store::load_readonly(dir).map_err(|error| error.to_string())?;
+    if let Some(file) = state_file {
+        state::read(file).map_err(|error| error.to_string())?;
+    }
+    Ok(())
+}
+
+async fn live(dir: AgentDir) -> u8 {
+    let halves = match stdio::take() {
+        Ok(halves) => halves,
+        Err(error) => {
+            tracing::error!("{error}: a host's shim starts this command; try `a2mcp demo`");
+            return 2;
+        }
+    };
+    let (link, mut unstarted) = link::open(halves);
+    let (id, hello) = match unstarted.first_frame().await.and_then(|frame| read_hello(&frame)) {
+        Ok(hello) => hello,
+        Err(error) => {
+            tracing::error!("no hello from the host: {error}");
+            return 1;
+        }
+    };
+    let early = EarlyLink { link, unstarted, id };
+    if hello.protocol != PROTOCOL {
+        let text = format!(
+            "this sidecar ({VERSION}) speaks frame protocol {PROTOCOL}, the shim {}; run `a2mcp install omp` again",
+            hello.protocol
+        );
+        return early.refuse(code::PROTOCOL_NOT_SPOKEN, text, EXIT_REFUSED).await;
+    }
+    let loaded = match dir.create().map_err(|error| format!("cannot use {}: {error}", dir.root().display())) {
+        Err(error) => Err(error),
+        Ok(()) => store::load(&dir).map_err(|error| error.to_string()),
+    };
+    let loaded = match loaded {
+        Ok(loaded) => loaded,
+        Err(error) => return early.refuse(code::CONFIG_REFUSED, error, EXIT_REFUSED).await,
+    };
+    let resume = hello.resume.as_ref().map(|resume| resume.port);
+    let bound = match bind::bind(&loaded.config, &dir, resume).await {
+        Ok(bound) => bound,
+        Err(error @ bind::BindError::Busy { .. }) => {
+            return early.refuse(code::PORT_BUSY, error.to_string(), 1).await;
+        }
+        Err(error) => return early.refuse(code::CONFIG_REFUSED, error.to_string(), EXIT_REFUSED).await,
+    };
+    serve(dir, early, hello, loaded, bound).await
+}
+
+/// The link before it has an owner: only the hello is answered.
+struct EarlyLink {
+    link: link::Link,
+    unstarted: link::Unstarted,
+    id: Bytes,
+}
+
+impl EarlyLink {
+    async fn refuse(self, code: i32, message: String, exit: u8) -> u8 {
+        struct Deaf;
+        impl crate::host::Peer for Deaf {
+            fn incoming(&self, _: crate::host::Incoming) {}
+        }
+        tracing::error!("{message}");
+        let answer: Result<(), _> = Err(RpcError { code: code.into(), message });
+        let owner = tokio::task::spawn_local(self.unstarted.run(Rc::new(Deaf)));
+        let _ = self.link.answer(&self.id, &answer).await;
+        let _ = timeout(FLUSH_TIME, self.link.flush()).await;
+        owner.abort();
+        exit
+    }
+}
+
+fn read_hello(frame: &Bytes) -> Result<(Bytes, Hello), String> {
+    let envelope = Envelope::parse(frame).map_err(|error| error.to_string())?;
+    let (Shape::Request, Some("bridge/hello")) = (envelope.shape(), envelope.method.as_deref()) else {
+        return Err("the first frame is not bridge/hello".into());
+    };
+    let id = envelope.id.map_or_else(Bytes::new, |id| frame.slice_ref(id.get().as_bytes()));
+    let params = envelope.params.map_or("{}", |params| params.get());
+    Ok((id, serde_json::from_str(params).map_err(|error| format!("bridge/hello: {error}"))?))
+}
+
+async fn serve(
+    dir: AgentDir,
+    early: EarlyLink,
+    hello: Hello,
+    loaded: store::Loaded,
+    bound: bind::Bound,
+) -> u8 {
+    let port = bound.address.port();
+    let EarlyLink { link, unstarted, id } = early;
+    let mut warnings = loaded.warnings;
+    warnings.extend(bound.warnings);
+    if let Err(error) = log::move_to(&dir.stderr(port)) {
+        warnings.push(format!("the log stays in {}: {error}", dir.start_stderr().display()));
+    }
+    let mut sessions = Sessions::default();
+    match state::read(&dir.state_file(port)) {
+        Ok(Some(state)) if state.is_bound_to(&loaded.token) => sessions.restore(state.sessions, now_ms()),
+        Ok(_) => {}
+        Err(error) => warnings.push(format!("earlier sessions are lost: {}", with_causes(&error))),
+    }
+    let host = match hello.host.start_time {
+        Some(start_time) => Identity { pid: hello.host.pid, start_time },
+        None => Identity::of(hello.host.pid).unwrap_or(Identity { pid: hello.host.pid, start_time: 0 }),
+    };
+    let tasks = TaskTracker::new();
+    let audit = Audit::start(dir.audit_file(), &tasks);
+    let core = Core::new(Parts {
+        config: loaded.config,
+        token: loaded.token,
+        dir,
+        hello,
+        host,
+        address: bound.address,
+        link: link.clone(),
+        audit,
+        tasks,
+        sessions,
+    });
+    core.inherit_calls();
+    let owner = tokio::task::spawn_local(unstarted.run(Rc::new(Shim(core.clone()))));
+    let operator = core.clone();
+    let control = match control::serve(port, move |request| operate::perform(operator.clone(), request)).await
+    {
+        Ok(control) => Some(control),
+        Err(error) => {
+            warnings.push(format!("operator commands cannot reach this sidecar: {error}"));
+            None
+        }
+    };
+    let server = match http::serve(bound.listener, core.clone()) {
+        Ok(server) => server,
+        Err(error) => {
+            tracing::error!(%error, "cannot serve");
+            return 1;
+        }
+    };
+    let result = HelloResult {
+        protocol: PROTOCOL,
+        version: VERSION.into(),
+        pid: std::process::id(),
+        url: url(bound.address),
+        port,
+        token_prefix: core.token().prefix().into(),
+        features: Vec::new(),
+    };
+    tracing::info!(version = VERSION, pid = std::process::id(), url = result.url, "serving");
+    let _ = link.answer(&id, &Ok::<_, RpcError>(result)).await;
+    for warning in warnings {
+        core.notify(Level::Warning, format!("a2mcp: {warning}"));
+    }
+    tokio::task::spawn_local(core.clone().keep_catalogue());
+    tokio::task::spawn_local(core.clone().keep_state());
+    let code = core.clone().until_the_end(owner, server).await;
+    drop(control);
+    code
+}
+
+fn with_causes(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text.push_str(&format!(": {error}"));
+        cause = error.source();
+    }
+    text
+}
+
+/// Why serving ends.
+enum End {
+    Stop,
+    Restart,
+    HostGone(String),
+}
+
+impl Core {
+    /// Calls of an earlier sidecar: their ends are audited as they come.
+    fn inherit_calls(self: &Rc<Self>) {
+        for call in &self.hello.in_flight {
+            match call.state {
+                InFlightState::Running | InFlightState::Finished => {
+                    self.inherited.borrow_mut().insert(call.call_id.clone(), call.clone());
+                }
+                InFlightState::Cancelled | InFlightState::Dropped => {
+                    let (link, call_id) = (self.link.clone(), call.call_id.clone());
+                    self.tasks.spawn_local(async move {
+                        let _ = link.notify("bridge/ack", &serde_json::json!({ "callIds": [call_id] })).await;
+                    });
+                }
+            }
+        }
+    }
+
+    async fn until_the_end(self: Rc<Self>, mut owner: JoinHandle<LinkEnd>, server: http::Server) -> u8 {
+        let mut signals = match Signals::open() {
+            Ok(signals) => signals,
+            Err(error) => {
+                tracing::error!(%error, "cannot watch for signals");
+                return 1;
+            }
+        };
+        let end = loop {
+            tokio::select! {
+                ended = &mut owner => break End::HostGone(match ended {
+                    Ok(LinkEnd::Closed) => "the host closed the link".into(),
+                    Ok(LinkEnd::Broken(error)) => with_causes(&error),
+                    Err(error) => error.to_string(),
+                }),
+                () = process::ended(self.host) => break End::HostGone("the host process has ended".into()),
+                () = self.wishes.stop.cancelled() => break End::Stop,
+                () = self.wishes.restart.cancelled() => break End::Restart,
+                signal = signals.next() => {
+                    self.wishes.grace.set(operate::DEFAULT_GRACE);
+                    match signal {
+                        Signal::Terminate => break End::Stop,
+                        Signal::Restart => {
+                            if let control::Reply::Error(why) = operate::perform(
+                                self.clone(),
+                                control::Request::Restart { grace_ms: operate::DEFAULT_GRACE.as_millis() as u64 },
+                            ).await {
+                                self.notify(Level::Error, format!("a2mcp: {why}"));
+                            }
+                        }
+                    }
+                }
+            }
+        };
+        let (code, goodbye) = match &end {
+            End::Stop => {
+                self.phase.set(Phase::Stopping);
+                server.stop_accepting.cancel();
+                (0, Some(GoodbyeReason::Stop))
+            }
+            End::Restart => {
+                self.phase.set(Phase::Restarting);
+                (EXIT_RESTART, Some(GoodbyeReason::Restart))
+            }
+            End::HostGone(why) => {
+                tracing::info!(why, "the host is gone");
+                self.phase.set(Phase::Stopping);
+                server.stop_accepting.cancel();
+                owner.abort();
+                (0, None)
+            }
+        };
+        if goodbye.is_some() {
+            let grace = self.wishes.grace.get();
+            tracing::info!(?grace, calls = self.ledger.borrow().len(), "draining");
+            tokio::select! {
+                _ = timeout(grace, self.no_calls()) => {}
+                _ = &mut owner => {}
+                () = process::ended(self.host) => {}
+                signal = signals.next() => tracing::info!(?signal, "second signal: at once"),
+            }
+            let cause = if matches!(end, End::Restart) { Cancel::Restarting } else { Cancel::Stopping };
+            let calls = self.ledger.borrow().all();
+            self.cancel_calls(&calls, cause);
+        }
+        let _ = timeout(CANCEL_TIME, self.no_calls()).await;
+        server.stop_accepting.cancel();
+        server.close_connections.cancel();
+        server.connections.close();
+        let _ = timeout(CLOSE_TIME, server.connections.wait()).await;
+        self.write_state();
+        let _ = timeout(FLUSH_TIME, self.audit.flush()).await;
+        if let Some(reason) = goodbye {
+            self.say_goodbye(reason).await;
+        }
+        tracing::info!(code, "ending");
+        code
+    }
+
+    async fn say_goodbye(&self, reason: GoodbyeReason) {
+        let stop_request = self.stop_request.take();
+        let _ = timeout(FLUSH_TIME, async {
+            if let Some(id) = stop_request {
+                let _ = self.link.answer(&id, &Ok::<_, RpcError>(serde_json::json!({}))).await;
+            }
+            let _ = self.link.notify("bridge/goodbye", &Goodbye { reason }).await;
+            self.link.flush().await;
+        })
+        .await;
+    }
+
+    async fn no_calls(&self) {
+        while !self.ledger.borrow().is_empty() {
+            self.call_ended.notified().await;
+        }
+    }
+}
+
+#[derive(Debug)]
+enum Signal {
+    Terminate,
+    Restart,
+}
+
+/// SIGTERM and SIGINT end, SIGHUP restarts. Each is a byte in a pipe of its own.
+struct Signals {
+    terminate: tokio::net::UnixStream,
+    restart: tokio::net::UnixStream,
+}
+
+impl Signals {
+    fn open() -> std::io::Result<Self> {
+        let watch = |signals: &[i32]| -> std::io::Result<tokio::net::UnixStream> {
+            let (read, write) = UnixStream::pair()?;
+            for signal in signals {
+                signal_hook::low_level::pipe::register(*signal, write.try_clone()?)?;
+            }
+            read.set_nonblocking(true)?;
+            tokio::net::UnixStream::from_std(read)
+        };
+        use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+        Ok(Self { terminate: watch(&[SIGTERM, SIGINT])?, restart: watch(&[SIGHUP])? })
+    }
+
+    async fn next(&mut self) -> Signal {
+        loop {
+            let (stream, signal) = tokio::select! {
+                _ = self.terminate.readable() => (&self.terminate, Signal::Terminate),
+                _ = self.restart.readable() => (&self.restart, Signal::Restart),
+            };
+            let mut byte = [0];
+            match stream.try_read(&mut byte) {
+                Ok(1) => return signal,
+                Ok(_) => std::future::pending().await,
+                Err(_) => {}
+            }
+        }
+    }
+}

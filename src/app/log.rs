@@ -1,0 +1,115 @@
+//! The log: `tracing` events on stderr, one line each, no control character in them.
+//!
+//! The shim gives stderr as a start file; once it has its port the sidecar moves its stderr (panics
+//! included) onto a file of its own and keeps two generations of 1 MB (contract 16).
+
+use std::cell::RefCell;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::MakeWriter;
+
+/// Size in bytes after which a log file becomes the old generation.
+const ROTATE_AT: u64 = 1_000_000;
+/// Longest line in characters.
+const MAX_LINE: usize = 4000;
+
+thread_local! {
+    static FILE: RefCell<Option<Rotating>> = const { RefCell::new(None) };
+}
+
+struct Rotating {
+    path: PathBuf,
+    written: u64,
+}
+
+/// Starts logging; `A2MCP_LOG` sets the level (default `info`).
+pub fn start() {
+    let filter = EnvFilter::try_from_env("A2MCP_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    let _ = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_ansi(false)
+        .with_target(false)
+        .with_writer(Lines)
+        .try_init();
+    std::panic::set_hook(Box::new(|panic| {
+        let text = panic.to_string();
+        tracing::error!("[a2mcp] internal error: {}", text.replace('\n', " "));
+    }));
+}
+
+/// Moves stderr onto `path` (0600, appended to).
+///
+/// # Errors
+/// As the file system's; stderr is then what it was.
+pub fn move_to(path: &Path) -> io::Result<()> {
+    let file = open(path)?;
+    let written = file.metadata()?.len();
+    rustix::stdio::dup2_stderr(&file)?;
+    FILE.set(Some(Rotating { path: path.to_owned(), written }));
+    Ok(())
+}
+
+fn open(path: &Path) -> io::Result<File> {
+    OpenOptions::new().append(true).create(true).mode(0o600).open(path)
+}
+
+/// Writes whole events to whatever stderr is.
+struct Lines;
+
+impl<'a> MakeWriter<'a> for Lines {
+    type Writer = Line;
+    fn make_writer(&'a self) -> Line {
+        Line(Vec::new())
+    }
+}
+
+/// One event; written when it is dropped.
+struct Line(Vec<u8>);
+
+impl Write for Line {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Drop for Line {
+    fn drop(&mut self) {
+        let text = String::from_utf8_lossy(&self.0);
+        let mut line = crate::text::clean(text.trim_end_matches('\n'), MAX_LINE).into_owned();
+        line.push('\n');
+        let _ = io::stderr().write_all(line.as_bytes());
+        let _ = FILE.try_with(|file| {
+            if let Ok(mut file) = file.try_borrow_mut()
+                && let Some(file) = file.as_mut()
+            {
+                file.count(line.len() as u64);
+            }
+        });
+    }
+}
+
+impl Rotating {
+    fn count(&mut self, bytes: u64) {
+        self.written += bytes;
+        if self.written <= ROTATE_AT {
+            return;
+        }
+        self.written = 0;
+        let mut old = self.path.clone().into_os_string();
+        old.push(".1");
+        if std::fs::rename(&self.path, old).is_ok()
+            && let Ok(file) = open(&self.path)
+        {
+            let _ = rustix::stdio::dup2_stderr(&file);
+        }
+    }
+}

@@ -1,0 +1,290 @@
+//! What the operator asks for, whether through the control socket or as `/a2mcp …` in the host.
+
+use std::ffi::OsStr;
+use std::rc::Rc;
+use std::time::Duration;
+
+use super::calls::Cancel;
+use super::{Core, Phase, VERSION, now_ms};
+use crate::audit::Record;
+use crate::config::{AgentDir, ConfigError, Token, store};
+use crate::control::status::{self, Status};
+use crate::control::{self, Reply, Request};
+use crate::frame::messages::{Level, Notice};
+use crate::http::{Endpoint as _, Health};
+use crate::process;
+
+/// How long calls may still take at a restart or stop, unless the operator says otherwise.
+pub const DEFAULT_GRACE: Duration = Duration::from_secs(10);
+/// How long the next binary may take to say that it can run.
+const CHECK_LIMIT: Duration = Duration::from_secs(10);
+
+const USAGE: &str = "/a2mcp: status | token | rotate | restart | stop | cancel ID|--all | pause | resume";
+
+/// Does what a control request asks.
+pub async fn perform(core: Rc<Core>, request: Request) -> Reply {
+    match request {
+        Request::Status => match serde_json::to_value(core.status()) {
+            Ok(status) => Reply::Ok(status),
+            Err(error) => Reply::Error(error.to_string()),
+        },
+        Request::ReloadToken => match store::load(&core.dir) {
+            Ok(loaded) => {
+                core.take_token(loaded.token).await;
+                done("the new token is in force")
+            }
+            Err(error) => Reply::Error(error.to_string()),
+        },
+        Request::Restart { grace_ms } => match core.may_restart().await {
+            Err(why) => Reply::Error(format!("not restarted: {why}")),
+            Ok(()) => {
+                core.wishes.grace.set(Duration::from_millis(grace_ms));
+                core.wishes.restart.cancel();
+                done("restarting")
+            }
+        },
+        Request::Stop { grace_ms } => {
+            core.wishes.grace.set(Duration::from_millis(grace_ms));
+            core.wishes.stop.cancel();
+            done("stopping")
+        }
+        Request::Cancel { id } => {
+            let calls: Vec<String> =
+                core.ledger.borrow().all().into_iter().filter(|call| call.starts_with(&id)).collect();
+            match calls.len() {
+                _ if id.is_empty() => Reply::Error("which call? `a2mcp status` shows their ids".into()),
+                0 => Reply::Error("no call in flight has that id; `a2mcp status` shows them".into()),
+                1 => core.operator_cancels(&calls).await,
+                count => Reply::Error(format!("{count} calls begin with that id; give more of it")),
+            }
+        }
+        Request::CancelAll => {
+            let calls = core.ledger.borrow().all();
+            core.operator_cancels(&calls).await
+        }
+        Request::Pause => core.pause(true).await,
+        Request::Resume => core.pause(false).await,
+    }
+}
+
+fn done(text: &str) -> Reply {
+    Reply::Ok(serde_json::Value::from(text))
+}
+
+/// Does what was typed after `/a2mcp`.
+pub async fn host_command(core: &Rc<Core>, argv: &[String]) -> Notice {
+    let words: Vec<&str> = argv.iter().map(String::as_str).collect();
+    let grace_ms = DEFAULT_GRACE.as_millis() as u64;
+    let request = match words[..] {
+        [] | ["status"] => return info(status::render(&core.status())),
+        ["token"] => return info(format!("the token of {} is {}", core.url(), core.token().expose())),
+        ["rotate"] => {
+            return match rotate(&core.dir, Some(core)).await {
+                Ok(rotated) => rotated.notice(),
+                Err(error) => Notice { text: error.to_string(), level: Level::Error },
+            };
+        }
+        ["restart"] => Request::Restart { grace_ms },
+        ["stop"] => Request::Stop { grace_ms },
+        ["cancel", "--all"] => Request::CancelAll,
+        ["cancel", id] => Request::Cancel { id: id.to_owned() },
+        ["pause"] => Request::Pause,
+        ["resume"] => Request::Resume,
+        _ => return Notice { text: USAGE.into(), level: Level::Warning },
+    };
+    match perform(core.clone(), request).await {
+        Reply::Ok(value) => info(value.as_str().unwrap_or("done").to_owned()),
+        Reply::Error(text) => Notice { text, level: Level::Error },
+    }
+}
+
+fn info(text: String) -> Notice {
+    Notice { text, level: Level::Info }
+}
+
+/// What a rotation reached.
+pub struct Rotated {
+    /// The new token.
+    pub token: Token,
+    /// Running sidecars that took it at once.
+    pub told: usize,
+    /// Running sidecars that did not answer, each named for people.
+    pub silent: Vec<String>,
+}
+
+impl Rotated {
+    fn notice(&self) -> Notice {
+        let text = format!("the token was replaced; the new one begins with {}", self.token.prefix());
+        if self.silent.is_empty() {
+            return info(format!("{text}; clients need it now (/a2mcp token)"));
+        }
+        Notice {
+            text: format!(
+                "{text}. These did not take it and still serve the old one: {}",
+                self.silent.join(", ")
+            ),
+            level: Level::Warning,
+        }
+    }
+}
+
+/// Replaces the token of an agent directory and tells every running sidecar of it; `own` is the
+/// sidecar this runs in.
+///
+/// # Errors
+/// When the config cannot be read or written; nothing has changed then.
+pub async fn rotate(dir: &AgentDir, own: Option<&Rc<Core>>) -> Result<Rotated, ConfigError> {
+    let token = store::rotate(dir)?;
+    let mut rotated = Rotated { token: token.clone(), told: 0, silent: Vec::new() };
+    if let Some(core) = own {
+        core.audit.write(Record::action("token", None, r#"{"action":"rotate"}"#, false)).await;
+        core.take_token(token).await;
+        rotated.told += 1;
+    }
+    let root = dir.root().display().to_string();
+    for found in control::find().await.unwrap_or_default() {
+        let socket = found.socket.display().to_string();
+        match found.status {
+            Ok(status) if status.agent_dir != root || status.pid == std::process::id() => {}
+            Ok(status) => match control::ask(&found.socket, &Request::ReloadToken).await {
+                Ok(Reply::Ok(_)) => rotated.told += 1,
+                _ => rotated
+                    .silent
+                    .push(format!("the sidecar with pid {} on port {}", status.pid, status.port)),
+            },
+            // Whose it is cannot be known: better named than forgotten.
+            Err(_) => rotated.silent.push(format!("the sidecar behind {socket}")),
+        }
+    }
+    Ok(rotated)
+}
+
+impl Core {
+    /// The new token is in force: sessions and calls of the old one end.
+    async fn take_token(&self, token: Token) {
+        if *self.token.borrow() == token {
+            return;
+        }
+        self.token.replace(token);
+        self.sessions.borrow_mut().clear();
+        let calls = self.ledger.borrow().all();
+        self.cancel_calls(&calls, Cancel::SessionEnded);
+        self.save().await;
+        tracing::info!("the token was replaced; sessions and calls of the old one ended");
+    }
+
+    /// Whether the next sidecar could start: config, state and the binary now on disk.
+    async fn may_restart(&self) -> Result<(), String> {
+        store::load_readonly(&self.dir).map_err(|error| error.to_string())?;
+        let state = self.dir.state_file(self.address.port());
+        let args = [
+            OsStr::new("sidecar"),
+            OsStr::new("--check"),
+            OsStr::new("--agent-dir"),
+            self.dir.root().as_os_str(),
+            OsStr::new("--state"),
+            state.as_os_str(),
+        ];
+        process::try_run(&process::own_binary(), &args, CHECK_LIMIT).await
+    }
+
+    async fn operator_cancels(&self, calls: &[String]) -> Reply {
+        let count = self.cancel_calls(calls, Cancel::Operator);
+        self.audit_operator(&format!(r#"{{"action":"cancel","calls":{count}}}"#)).await;
+        done(&format!("{count} call(s) cancelled"))
+    }
+
+    async fn pause(&self, paused: bool) -> Reply {
+        self.paused.set(paused);
+        let action = if paused { "pause" } else { "resume" };
+        self.audit_operator(&format!(r#"{{"action":"{action}"}}"#)).await;
+        done(if paused { "paused: new calls are refused until resume" } else { "serving calls again" })
+    }
+
+    async fn audit_operator(&self, args: &str) {
+        self.audit.write(Record::action("operator", None, args, false)).await;
+    }
+
+    /// Everything a person wants to know, asked for now.
+    pub fn status(&self) -> Status {
+        let now = now_ms();
+        let sessions = self.sessions.borrow();
+        let ledger = self.ledger.borrow();
+        let catalogue = self.known_catalogue();
+        let short = |sid: &str| sid.chars().take(8).collect::<String>();
+        Status {
+            version: VERSION.into(),
+            pid: std::process::id(),
+            url: self.url(),
+            port: self.address.port(),
+            token_prefix: self.token.borrow().prefix().into(),
+            agent_dir: self.dir.root().display().to_string(),
+            uptime_ms: self.started.elapsed().as_millis() as u64,
+            health: match (self.phase.get(), self.health()) {
+                (Phase::Restarting, _) => "restarting".into(),
+                (_, Health::Ready) => "ready".into(),
+                (_, Health::Unready(reason)) => reason.into(),
+            },
+            paused: self.paused.get(),
+            host: status::Host {
+                name: self.hello.host.name.clone(),
+                version: self.hello.host.version.clone(),
+                pid: self.host.pid,
+                main: self.main.get(),
+                lag_ms: self.link.lag().map(|lag| lag.as_millis() as u64),
+                heard_ago_ms: self.link.heard_ago().as_millis() as u64,
+            },
+            tools: catalogue.as_ref().map(|catalogue| catalogue.names.len()),
+            odd_names: catalogue.map(|catalogue| catalogue.odd_names.clone()).unwrap_or_default(),
+            sessions: sessions
+                .list()
+                .into_iter()
+                .map(|session| status::Session {
+                    id: short(&session.id),
+                    client: format!("{} {}", session.client_name, session.client_version).trim().to_owned(),
+                    protocol: session.protocol.clone(),
+                    seen_ago_ms: now.saturating_sub(session.seen_ms),
+                })
+                .collect(),
+            calls: ledger
+                .list()
+                .into_iter()
+                .map(|call| status::Call {
+                    id: call.call_id.clone(),
+                    tool: call.tool.clone(),
+                    age_ms: now.saturating_sub(call.started_ms),
+                    phase: call.phase.word().into(),
+                    session: short(&call.sid),
+                    client: sessions
+                        .get(&call.sid)
+                        .map(|session| session.client_name.clone())
+                        .unwrap_or_default(),
+                })
+                .collect(),
+            served: ledger.served(),
+            audit_file: self.dir.audit_file().display().to_string(),
+            audit_failures: self.audit.failures(),
+            unauthorized: self.unauthorized.get(),
+            bad_frames: self.link.bad_frames(),
+            resident_bytes: process::resident_bytes(std::process::id()),
+            notes: self.notes(),
+        }
+    }
+
+    /// What the config on disk says that acts only at the host's next start.
+    fn notes(&self) -> Vec<String> {
+        match store::load_readonly(&self.dir) {
+            Err(error) => vec![format!("the config would be refused at the next restart: {error}")],
+            Ok((config, _)) => {
+                let changed =
+                    [("port", config.port != self.config.port), ("host", config.host != self.config.host)];
+                let changed = changed.into_iter().filter(|(_, changed)| *changed);
+                changed
+                    .map(|(field, _)| {
+                        format!("the changed \"{field}\" of the config acts at the host's next start")
+                    })
+                    .collect()
+            }
+        }
+    }
+}

@@ -1,0 +1,238 @@
+//! One line of the audit file: which fields, in which order (contract 11). A record is redacted by
+//! construction: arguments enter as [`Args`], a tool's name is redacted here.
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use super::redact;
+
+/// A call's redacted arguments: JSON text of at most [`redact::ARGS_BYTES`] bytes. Cheap to clone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Args(Arc<str>);
+
+impl Args {
+    /// Redacts raw JSON; see [`redact::args`] for what that costs.
+    pub fn redact(json: &str) -> Args {
+        Args(redact::args(json).into())
+    }
+
+    /// Arguments that were redacted by an earlier sidecar and came back in a call's note.
+    pub fn redacted_before(text: &str) -> Args {
+        let mut text = text.to_owned();
+        redact::cut(&mut text, redact::ARGS_BYTES);
+        Args(text.into())
+    }
+
+    /// The redacted JSON.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+/// How a call ended when it did not end by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The caller or the operator cancelled it.
+    Cancelled,
+    /// The host is gone; whether the tool finished cannot be known.
+    Unknown,
+}
+
+/// A record on its way into the file. Build it when the thing happens: that is its `ts`.
+#[derive(Clone, Debug)]
+pub struct Record {
+    at: SystemTime,
+    id: Option<String>,
+    sid: Option<String>,
+    phase: &'static str,
+    tool: String,
+    is_error: Option<bool>,
+    outcome: Option<Outcome>,
+    args: Args,
+}
+
+impl Record {
+    /// A call is about to be given to the host, or refused. `id` is the call id.
+    pub fn start(id: &str, sid: &str, tool: &str, args: &Args) -> Record {
+        Record::call("start", id, sid, tool, args)
+    }
+
+    /// The call is over and its response may leave.
+    pub fn done(id: &str, sid: &str, tool: &str, args: &Args, is_error: bool) -> Record {
+        Record { is_error: Some(is_error), ..Record::call("done", id, sid, tool, args) }
+    }
+
+    /// The call is over without a result of its tool; `isError` is true.
+    pub fn ended(id: &str, sid: &str, tool: &str, args: &Args, outcome: Outcome) -> Record {
+        Record { outcome: Some(outcome), ..Record::done(id, sid, tool, args, true) }
+    }
+
+    /// A re-sent call was attached to the running or finished call `id`.
+    pub fn attached(id: &str, sid: &str, tool: &str, args: &Args) -> Record {
+        Record::call("attached", id, sid, tool, args)
+    }
+
+    /// An action of the bridge or its operator (`xfer`, `tunnel`, `host_llm`, `token`, `operator`).
+    /// `args` is JSON; `sid` is the session that asked for it, if one did.
+    pub fn action(tool: &str, sid: Option<&str>, args: &str, is_error: bool) -> Record {
+        Record {
+            id: None,
+            sid: sid.map(str::to_owned),
+            is_error: Some(is_error),
+            ..Record::call("done", "", "", tool, &Args::redact(args))
+        }
+    }
+
+    fn call(phase: &'static str, id: &str, sid: &str, tool: &str, args: &Args) -> Record {
+        Record {
+            at: SystemTime::now(),
+            id: Some(id.to_owned()),
+            sid: Some(sid.to_owned()),
+            phase,
+            tool: redact::string(tool).into_owned(),
+            is_error: None,
+            outcome: None,
+            args: args.clone(),
+        }
+    }
+
+    /// The record as one line of JSON.
+    pub(super) fn line(&self) -> String {
+        // The fixed part, a UUID and a session id take about 200 bytes.
+        let mut out = String::with_capacity(256 + self.tool.len() + self.args.0.len() * 5 / 4);
+        self.write_line(&mut out);
+        out
+    }
+
+    fn write_line(&self, out: &mut String) {
+        out.push_str("{\"ts\":\"");
+        push_rfc3339(out, self.at);
+        out.push_str("\",\"id\":");
+        push_optional(out, self.id.as_deref());
+        out.push_str(",\"sid\":");
+        push_optional(out, self.sid.as_deref());
+        out.push_str(",\"phase\":\"");
+        out.push_str(self.phase);
+        out.push_str("\",\"tool\":");
+        redact::push_json(out, &self.tool);
+        if let Some(is_error) = self.is_error {
+            let _ = write!(out, ",\"isError\":{is_error}");
+        }
+        out.push_str(",\"args\":");
+        redact::push_json(out, self.args.as_str());
+        out.push_str(match self.outcome {
+            None => "",
+            Some(Outcome::Cancelled) => ",\"outcome\":\"cancelled\"",
+            Some(Outcome::Unknown) => ",\"outcome\":\"unknown\"",
+        });
+        out.push_str("}\n");
+    }
+}
+
+fn push_optional(out: &mut String, text: Option<&str>) {
+    match text {
+        Some(text) => redact::push_json(out, text),
+        None => out.push_str("null"),
+    }
+}
+
+/// `2026-11-29T22:20:05.123Z`. Times before 1970 are shown as 1970.
+pub fn push_rfc3339(out: &mut String, at: SystemTime) {
+    let since = at.duration_since(UNIX_EPOCH).unwrap_or_default();
+    let (days, seconds) = (since.as_secs() / 86_400, since.as_secs() % 86_400);
+    // Days to a civil date, by eras of 400 years that begin on 1 March (Hinnant).
+    let shifted = days + 719_468;
+    let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
+    let year_of_era = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let shifted_month = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * shifted_month + 2) / 5 + 1;
+    let month = if shifted_month < 10 { shifted_month + 3 } else { shifted_month - 9 };
+    let year = era * 400 + year_of_era + u64::from(month <= 2);
+    let _ = write!(
+        out,
+        "{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}.{:03}Z",
+        seconds / 3600,
+        seconds / 60 % 60,
+        seconds % 60,
+        since.subsec_millis(),
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    fn line(record: Record) -> String {
+        Record { at: UNIX_EPOCH, ..record }.line()
+    }
+
+    #[test]
+    fn fields_stand_in_the_order_of_the_contract() {
+        let args = Args::redact(r#"{"path":"/etc/hostname"}"#);
+        let ts = r#"{"ts":"1970-01-01T00:00:00.000Z","#;
+        let quoted = r#""{\"path\":\"/etc/hostname\"}""#;
+        let cases = [
+            (
+                Record::start("i", "s", "read", &args),
+                format!(r#""id":"i","sid":"s","phase":"start","tool":"read","args":{quoted}}}"#),
+            ),
+            (
+                Record::done("i", "s", "read", &args, false),
+                format!(r#""id":"i","sid":"s","phase":"done","tool":"read","isError":false,"args":{quoted}}}"#),
+            ),
+            (
+                Record::ended("i", "s", "read", &args, Outcome::Cancelled),
+                format!(
+                    r#""id":"i","sid":"s","phase":"done","tool":"read","isError":true,"args":{quoted},"outcome":"cancelled"}}"#
+                ),
+            ),
+            (
+                Record::attached("i", "s", "read", &args),
+                format!(r#""id":"i","sid":"s","phase":"attached","tool":"read","args":{quoted}}}"#),
+            ),
+            (
+                Record::action("token", None, r#"{"action":"rotate"}"#, false),
+                r#""id":null,"sid":null,"phase":"done","tool":"token","isError":false,"args":"{\"action\":\"rotate\"}"}"#
+                    .to_owned(),
+            ),
+        ];
+        for (record, expected) in cases {
+            assert_eq!(line(record), format!("{ts}{expected}\n"));
+        }
+    }
+
+    #[test]
+    fn a_hostile_name_cannot_forge_a_line_or_drive_a_terminal() {
+        let record = Record::start("i", "s", "x\"}\n{\u{1b}[2J\u{9b}\u{202e}", &Args::redact("{}"));
+        let text = line(record);
+        assert_eq!(text.matches('\n').count(), 1);
+        assert!(!text.trim_end().chars().any(crate::text::is_unsafe));
+        let back: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(back["tool"], "x\"}\n{\u{1b}[2J\u{9b}\u{202e}");
+    }
+
+    #[test]
+    fn long_tool_names_are_redacted() {
+        let name = "n".repeat(121);
+        let text = line(Record::start("i", "s", &name, &Args::redact("{}")));
+        assert!(!text.contains(&name) && text.contains("\"tool\":\"<len:121,sha256:"), "{text}");
+    }
+
+    #[test]
+    fn times_are_utc_milliseconds() {
+        let shown = |ms: u64| {
+            let mut out = String::new();
+            push_rfc3339(&mut out, UNIX_EPOCH + Duration::from_millis(ms));
+            out
+        };
+        assert_eq!(shown(0), "1970-01-01T00:00:00.000Z");
+        assert_eq!(shown(951_782_399_999), "2000-02-28T23:59:59.999Z");
+        assert_eq!(shown(951_782_400_000), "2000-02-29T00:00:00.000Z");
+        assert_eq!(shown(951_868_800_000), "2000-03-01T00:00:00.000Z");
+        assert_eq!(shown(1_798_761_599_001), "2026-12-31T23:59:59.001Z");
+        assert_eq!(shown(4_107_542_400_000), "2100-03-01T00:00:00.000Z");
+    }
+}

@@ -1,0 +1,206 @@
+//! What a sidecar says of itself, and how that looks on one screen. Everything is asked for at the
+//! moment; what is not known is shown as unknown.
+
+use std::fmt::Write as _;
+
+use serde::{Deserialize, Serialize};
+
+use crate::text::clean;
+
+/// A sidecar's own account.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Status {
+    /// Its version.
+    pub version: String,
+    /// Its process id.
+    pub pid: u32,
+    /// Its endpoint.
+    pub url: String,
+    /// Its endpoint's port.
+    pub port: u16,
+    /// The token's first six characters.
+    pub token_prefix: String,
+    /// Its agent directory.
+    pub agent_dir: String,
+    /// Since when it runs, in milliseconds.
+    pub uptime_ms: u64,
+    /// `ready`, or why not.
+    pub health: String,
+    /// New calls are refused by the operator.
+    pub paused: bool,
+    /// The host.
+    pub host: Host,
+    /// Tools on offer; absent before the first list came.
+    pub tools: Option<usize>,
+    /// Tool names that at least one known client refuses.
+    #[serde(default)]
+    pub odd_names: Vec<String>,
+    /// The live sessions.
+    pub sessions: Vec<Session>,
+    /// The calls in flight.
+    pub calls: Vec<Call>,
+    /// Calls that ended since the start.
+    pub served: u64,
+    /// Where calls are recorded.
+    pub audit_file: String,
+    /// Audit records that could not be written.
+    pub audit_failures: u64,
+    /// Requests without the right token.
+    pub unauthorized: u64,
+    /// Frames of the host that were no messages.
+    pub bad_frames: u64,
+    /// Resident memory in bytes.
+    pub resident_bytes: Option<u64>,
+    /// What only acts at the host's next start.
+    #[serde(default)]
+    pub notes: Vec<String>,
+}
+
+/// The host, as the sidecar knows it.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Host {
+    /// For people.
+    pub name: String,
+    /// Its version.
+    pub version: String,
+    /// Its process id.
+    pub pid: u32,
+    /// Whether it has a live Main session; absent when it has not said.
+    pub main: Option<bool>,
+    /// Round trip of the last ping, in milliseconds.
+    pub lag_ms: Option<u64>,
+    /// When its last byte came, in milliseconds.
+    pub heard_ago_ms: u64,
+}
+
+/// One session.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Session {
+    /// The id's first eight characters: the whole one is a capability.
+    pub id: String,
+    /// The client's name and version.
+    pub client: String,
+    /// The protocol it speaks.
+    pub protocol: String,
+    /// When its last request came, in milliseconds.
+    pub seen_ago_ms: u64,
+}
+
+/// One call in flight.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Call {
+    /// The call id.
+    pub id: String,
+    /// The tool.
+    pub tool: String,
+    /// Since when, in milliseconds.
+    pub age_ms: u64,
+    /// `waiting`, `running` or `awaiting approval`.
+    pub phase: String,
+    /// The session's first eight characters.
+    pub session: String,
+    /// The client's name; empty when the session has ended.
+    pub client: String,
+}
+
+/// The screen.
+pub fn render(status: &Status) -> String {
+    let mut out = String::new();
+    let mut line = |label: &str, text: String| {
+        let _ = writeln!(out, "{label:<10}{text}");
+    };
+    line(
+        "endpoint",
+        format!("{} · {} · token {}…", status.url, health(status), clean(&status.token_prefix, 6)),
+    );
+    let main = match status.host.main {
+        Some(true) => "main session live",
+        Some(false) => "no main session",
+        None => "main session unknown",
+    };
+    let lag = status.host.lag_ms.map_or_else(|| "lag unknown".into(), |lag| format!("lag {lag} ms"));
+    line(
+        "host",
+        format!(
+            "{} {} · pid {} · {main} · {lag} · heard {} ago",
+            clean(&status.host.name, 40),
+            clean(&status.host.version, 20),
+            status.host.pid,
+            age(status.host.heard_ago_ms)
+        ),
+    );
+    let memory = status
+        .resident_bytes
+        .map_or_else(|| "memory unknown".into(), |bytes| format!("{:.1} MiB", bytes as f64 / 1_048_576.0));
+    line(
+        "sidecar",
+        format!("a2mcp {} · pid {} · up {} · {memory}", status.version, status.pid, age(status.uptime_ms)),
+    );
+    line(
+        "tools",
+        status
+            .tools
+            .map_or_else(|| "unknown (the host has sent no list yet)".into(), |count| count.to_string()),
+    );
+    line("sessions", status.sessions.len().to_string());
+    for session in &status.sessions {
+        line(
+            "",
+            format!(
+                "{}  {} · {} · seen {} ago",
+                session.id,
+                clean(&session.client, 60),
+                session.protocol,
+                age(session.seen_ago_ms)
+            ),
+        );
+    }
+    line("calls", format!("{} in flight · {} served", status.calls.len(), status.served));
+    for call in &status.calls {
+        let client = if call.client.is_empty() { "session ended".into() } else { clean(&call.client, 40) };
+        line(
+            "",
+            format!(
+                "{}  {} · {} · {} · {} ({client})",
+                call.id,
+                clean(&call.tool, 60),
+                call.phase,
+                age(call.age_ms),
+                call.session
+            ),
+        );
+    }
+    line("audit", format!("{} · {} failed write(s)", clean(&status.audit_file, 200), status.audit_failures));
+    if status.unauthorized > 0 || status.bad_frames > 0 {
+        line("refused", format!("{} unauthorized · {} bad frame(s)", status.unauthorized, status.bad_frames));
+    }
+    if !status.odd_names.is_empty() {
+        let names: Vec<_> = status.odd_names.iter().take(10).map(|name| clean(name, 40)).collect();
+        line("note", format!("some clients refuse these tool names: {}", names.join(", ")));
+    }
+    for note in &status.notes {
+        line("note", clean(note, 300).into_owned());
+    }
+    out.truncate(out.trim_end().len());
+    out
+}
+
+fn health(status: &Status) -> String {
+    let health = clean(&status.health, 40).into_owned();
+    if status.paused { format!("{health} · PAUSED by the operator") } else { health }
+}
+
+/// A duration as people say it.
+pub fn age(ms: u64) -> String {
+    match ms / 1000 {
+        0 => format!("{ms} ms"),
+        s @ 1..=119 => format!("{s} s"),
+        s @ 120..=7199 => format!("{} min", s / 60),
+        s @ 7200..=172_799 => format!("{} h", s / 3600),
+        s => format!("{} days", s / 86_400),
+    }
+}

@@ -1,0 +1,207 @@
+//! Bodies: replies as parts or as a stream, requests read whole within limits.
+//!
+//! All large request bodies together stay under a budget; a body keeps its share until the last
+//! slice of it is gone.
+
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use http_body_util::BodyExt;
+use hyper::body::{Body as HttpBody, Frame, Incoming, SizeHint};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::timeout;
+
+use super::Refusal;
+
+/// The largest request body in bytes (contract 1, step 6).
+pub const MAX_BODY: usize = 128 << 20;
+/// All large bodies at once, in KiB.
+const BUDGET_KIB: u32 = 512 << 10;
+/// Bodies up to this size are outside the budget.
+const SMALL: usize = 64 << 10;
+/// Longest pause between two chunks of a body.
+const IDLE: Duration = Duration::from_secs(30);
+/// Longest time for a whole body, and for waiting for the budget.
+const TOTAL: Duration = Duration::from_secs(30 * 60);
+const BUDGET_WAIT: Duration = Duration::from_secs(60);
+/// What is still read of a body that was refused, so that its sender sees the answer.
+const DRAIN_TIME: Duration = Duration::from_secs(10);
+
+/// A reply's body.
+#[derive(Debug, Default)]
+pub enum Body {
+    /// Nothing.
+    #[default]
+    Empty,
+    /// Known in full.
+    Parts(VecDeque<Bytes>),
+    /// Comes piece by piece.
+    Stream(tokio::sync::mpsc::Receiver<Bytes>),
+}
+
+impl From<Vec<Bytes>> for Body {
+    fn from(parts: Vec<Bytes>) -> Self {
+        Self::Parts(parts.into())
+    }
+}
+
+impl From<Bytes> for Body {
+    fn from(part: Bytes) -> Self {
+        Self::Parts([part].into())
+    }
+}
+
+impl HttpBody for Body {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        match self.get_mut() {
+            Self::Empty => Poll::Ready(None),
+            Self::Parts(parts) => Poll::Ready(parts.pop_front().map(|part| Ok(Frame::data(part)))),
+            Self::Stream(pieces) => {
+                pieces.poll_recv(cx).map(|piece| piece.map(|piece| Ok(Frame::data(piece))))
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            Self::Empty => true,
+            Self::Parts(parts) => parts.is_empty(),
+            Self::Stream(_) => false,
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Self::Empty => SizeHint::with_exact(0),
+            Self::Parts(parts) => SizeHint::with_exact(parts.iter().map(|part| part.len() as u64).sum()),
+            Self::Stream(_) => SizeHint::default(),
+        }
+    }
+}
+
+/// The shared budget of all large request bodies.
+#[derive(Debug, Clone)]
+pub struct Budget(Arc<Semaphore>);
+
+impl Default for Budget {
+    fn default() -> Self {
+        Self(Arc::new(Semaphore::new(BUDGET_KIB as usize)))
+    }
+}
+
+/// A body together with its share of the budget.
+struct Charged {
+    bytes: Bytes,
+    _share: OwnedSemaphorePermit,
+}
+
+impl AsRef<[u8]> for Charged {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+/// Reads a body whole.
+///
+/// # Errors
+/// [`Refusal::TooLarge`] (judged by `Content-Length` before reading, and while reading),
+/// [`Refusal::TimedOut`], [`Refusal::Overloaded`]; `None` when the connection broke.
+pub async fn read(mut body: Incoming, budget: &Budget) -> Result<Bytes, Option<Refusal>> {
+    let announced = body.size_hint().exact();
+    if announced.is_some_and(|length| length > MAX_BODY as u64) {
+        drain(body, 2 * MAX_BODY);
+        return Err(Some(Refusal::TooLarge));
+    }
+    let announced = announced.map(|length| length as usize);
+    let share = match announced {
+        Some(length) if length > SMALL => Some(budget.share(length).await?),
+        _ => None,
+    };
+    let collected = timeout(TOTAL, collect(&mut body, announced, share, budget)).await;
+    match collected.unwrap_or(Err(Some(Refusal::TimedOut))) {
+        Err(Some(Refusal::TooLarge)) => {
+            drain(body, 2 * MAX_BODY);
+            Err(Some(Refusal::TooLarge))
+        }
+        other => other,
+    }
+}
+
+impl Budget {
+    async fn share(&self, bytes: usize) -> Result<OwnedSemaphorePermit, Option<Refusal>> {
+        let kib = bytes.div_ceil(1024).min(BUDGET_KIB as usize) as u32;
+        match timeout(BUDGET_WAIT, self.0.clone().acquire_many_owned(kib)).await {
+            Ok(Ok(share)) => Ok(share),
+            _ => Err(Some(Refusal::Overloaded)),
+        }
+    }
+}
+
+async fn collect(
+    body: &mut Incoming,
+    announced: Option<usize>,
+    mut share: Option<OwnedSemaphorePermit>,
+    budget: &Budget,
+) -> Result<Bytes, Option<Refusal>> {
+    let mut first = Bytes::new();
+    let mut buffer = BytesMut::new();
+    loop {
+        let data = match timeout(IDLE, body.frame()).await {
+            Err(_) => return Err(Some(Refusal::TimedOut)),
+            Ok(None) => break,
+            Ok(Some(Err(_))) => return Err(None),
+            Ok(Some(Ok(frame))) => frame.into_data().unwrap_or_default(),
+        };
+        if first.is_empty() && buffer.is_empty() {
+            first = data;
+            continue;
+        }
+        if buffer.is_empty() {
+            buffer.reserve(announced.unwrap_or(first.len() + data.len()));
+            buffer.extend_from_slice(&std::mem::take(&mut first));
+        }
+        let length = buffer.len() + data.len();
+        if length > MAX_BODY {
+            return Err(Some(Refusal::TooLarge));
+        }
+        // A chunked body tells its size late: it is charged for the largest one.
+        if length > SMALL && share.is_none() {
+            share = Some(budget.share(MAX_BODY).await?);
+        }
+        buffer.extend_from_slice(&data);
+    }
+    let bytes = if buffer.is_empty() { first } else { buffer.freeze() };
+    Ok(match share {
+        Some(share) => Bytes::from_owner(Charged { bytes, _share: share }),
+        None => bytes,
+    })
+}
+
+/// Reads on and throws away for a while, so that a sender that writes everything before it reads
+/// still gets the answer instead of a reset.
+pub fn drain(mut body: Incoming, limit: usize) {
+    if body.is_end_stream() {
+        return;
+    }
+    tokio::task::spawn_local(timeout(DRAIN_TIME, async move {
+        let mut left = limit;
+        while let Some(Ok(frame)) = body.frame().await {
+            let length = frame.data_ref().map_or(0, Bytes::len);
+            if length > left {
+                return;
+            }
+            left -= length;
+        }
+    }));
+}

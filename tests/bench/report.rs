@@ -1,0 +1,252 @@
+//! The figures of one run and how they are shown.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::aims::{self, ORIGINAL_LIST};
+use crate::load::Segment;
+use crate::process::Memory;
+
+/// What is driven.
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum Operation {
+    Floor,
+    Ping,
+    List,
+    Echo,
+}
+
+impl Operation {
+    pub(crate) const ALL: [Self; 4] = [Self::Floor, Self::Ping, Self::List, Self::Echo];
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Floor => "floor",
+            Self::Ping => "ping",
+            Self::List => "tools/list",
+            Self::Echo => "tools/call echo",
+        }
+    }
+}
+
+/// All segments of one operation at one concurrency.
+pub(crate) struct Row {
+    operation: Operation,
+    concurrency: usize,
+    segments: Vec<Segment>,
+    cpu: Duration,
+}
+
+impl Row {
+    pub(crate) fn new(operation: Operation, concurrency: usize) -> Self {
+        Self { operation, concurrency, segments: Vec::new(), cpu: Duration::ZERO }
+    }
+
+    pub(crate) fn is(&self, operation: Operation, concurrency: usize) -> bool {
+        self.operation == operation && self.concurrency == concurrency
+    }
+
+    pub(crate) fn add(&mut self, segment: Segment, cpu: Duration) {
+        self.segments.push(segment);
+        self.cpu += cpu;
+    }
+
+    fn rate(&self) -> f64 {
+        median(self.segments.iter().map(Segment::rate))
+    }
+
+    fn micros(&self, share: f64) -> f64 {
+        median(self.segments.iter().map(|segment| segment.percentile(share).as_secs_f64() * 1e6))
+    }
+
+    /// From the sums over all rounds: one segment is short against the clock's tick.
+    fn cpu_micros(&self) -> f64 {
+        let requests: u64 = self.segments.iter().map(Segment::requests).sum();
+        self.cpu.as_secs_f64() * 1e6 / requests.max(1) as f64
+    }
+
+    /// The median of the ratios within each round, where both saw the same machine.
+    fn share_of(&self, floor: &Row) -> f64 {
+        median(self.segments.iter().zip(&floor.segments).map(|(own, floor)| own.rate() / floor.rate()))
+    }
+}
+
+/// A run over a million calls.
+#[derive(Default)]
+pub(crate) struct Flatness {
+    calls: u64,
+    batches: Vec<(f64, u64)>,
+}
+
+impl Flatness {
+    pub(crate) fn add(&mut self, calls: u64, rate: f64, resident_kib: u64) {
+        self.calls += calls;
+        self.batches.push((rate, resident_kib));
+    }
+
+    fn tenth(&self) -> usize {
+        (self.batches.len() / 10).max(1)
+    }
+
+    /// From the end of the first tenth to the end of the last one.
+    pub(crate) fn growth_kib(&self) -> u64 {
+        let at = |index: usize| self.batches.get(index).map_or(0, |batch| batch.1);
+        at(self.batches.len().saturating_sub(1)).saturating_sub(at(self.tenth() - 1))
+    }
+
+    /// The rate of the last tenth over that of the first.
+    pub(crate) fn speed_kept(&self) -> f64 {
+        let rate = |batches: &[(f64, u64)]| median(batches.iter().map(|batch| batch.0));
+        let tenth = self.tenth();
+        rate(&self.batches[self.batches.len().saturating_sub(tenth)..]) / rate(&self.batches[..tenth])
+    }
+}
+
+/// Everything one run found.
+pub(crate) struct Figures {
+    pub(crate) load_average: f64,
+    pub(crate) starts: Vec<Duration>,
+    pub(crate) rows: Vec<Row>,
+    pub(crate) list_bytes: usize,
+    pub(crate) idle: Memory,
+    pub(crate) loaded: Memory,
+    pub(crate) flatness: Option<Flatness>,
+}
+
+impl Figures {
+    pub(crate) fn start_ms(&self) -> f64 {
+        median(self.starts.iter().map(|start| start.as_secs_f64() * 1e3))
+    }
+
+    fn share(&self, row: &Row) -> Option<f64> {
+        let floor = self.rows.iter().find(|floor| floor.is(Operation::Floor, row.concurrency))?;
+        Some(row.share_of(floor))
+    }
+
+    /// The lowest share of the floor over all concurrencies.
+    pub(crate) fn worst_share(&self, operation: Operation) -> Option<f64> {
+        let rows = self.rows.iter().filter(|row| row.operation == operation);
+        rows.filter_map(|row| self.share(row)).min_by(f64::total_cmp)
+    }
+
+    fn times_original(row: &Row) -> Option<f64> {
+        let original = ORIGINAL_LIST.iter().find(|(concurrency, _)| *concurrency == row.concurrency)?;
+        Some(row.rate() / original.1)
+    }
+
+    /// `tools/list` against the original, the lowest over all concurrencies.
+    pub(crate) fn worst_list(&self) -> Option<f64> {
+        let rows = self.rows.iter().filter(|row| row.operation == Operation::List);
+        rows.filter_map(Self::times_original).min_by(f64::total_cmp)
+    }
+}
+
+/// For people.
+pub(crate) fn table(figures: &Figures) -> String {
+    let mut text = String::new();
+    // Writing to a string cannot fail.
+    let _ = write_table(&mut text, figures);
+    text
+}
+
+fn write_table(text: &mut String, figures: &Figures) -> std::fmt::Result {
+    writeln!(
+        text,
+        "a2mcp with the reference host; tools/list {} bytes; load average at the start {:.2}",
+        figures.list_bytes, figures.load_average
+    )?;
+    writeln!(text)?;
+    writeln!(
+        text,
+        "{:<16} {:>4} {:>10} {:>10} {:>10} {:>10} {:>9} {:>9}",
+        "operation", "conn", "req/s", "p50 µs", "p99 µs", "CPU µs", "of floor", "x orig."
+    )?;
+    for row in &figures.rows {
+        let share = match row.operation {
+            Operation::Floor => String::new(),
+            _ => figures.share(row).map_or_else(String::new, |share| format!("{:.0} %", share * 100.0)),
+        };
+        let times = match row.operation {
+            Operation::List => {
+                Figures::times_original(row).map_or_else(String::new, |times| format!("{times:.1}"))
+            }
+            _ => String::new(),
+        };
+        writeln!(
+            text,
+            "{:<16} {:>4} {:>10.0} {:>10.0} {:>10.0} {:>10.1} {share:>9} {times:>9}",
+            row.operation.name(),
+            row.concurrency,
+            row.rate(),
+            row.micros(0.50),
+            row.micros(0.99),
+            row.cpu_micros(),
+        )?;
+    }
+    writeln!(text)?;
+    for (when, memory) in [("idle", figures.idle), ("after the load", figures.loaded)] {
+        writeln!(
+            text,
+            "sidecar memory {when}: {} KiB resident, {} KiB of it private, peak {} KiB",
+            memory.resident_kib, memory.private_kib, memory.peak_kib
+        )?;
+    }
+    writeln!(text)?;
+    for line in aims::lines(figures) {
+        writeln!(text, "{line}")?;
+    }
+    Ok(())
+}
+
+/// For machines: one line.
+pub(crate) fn json(figures: &Figures, misses: &[String]) -> Value {
+    let rows: Vec<Value> = figures
+        .rows
+        .iter()
+        .map(|row| {
+            json!({
+                "operation": row.operation.name(),
+                "concurrency": row.concurrency,
+                "requestsPerSecond": row.rate(),
+                "p50Micros": row.micros(0.50),
+                "p99Micros": row.micros(0.99),
+                "cpuMicros": row.cpu_micros(),
+                "shareOfFloor": figures.share(row),
+            })
+        })
+        .collect();
+    let memory = |memory: Memory| {
+        json!({
+            "residentKib": memory.resident_kib,
+            "privateKib": memory.private_kib,
+            "peakKib": memory.peak_kib,
+        })
+    };
+    json!({
+        "loadAverage": figures.load_average,
+        "startMillis": figures.start_ms(),
+        "listBytes": figures.list_bytes,
+        "rows": rows,
+        "idle": memory(figures.idle),
+        "loaded": memory(figures.loaded),
+        "million": figures.flatness.as_ref().map(|flat| json!({
+            "calls": flat.calls,
+            "growthKib": flat.growth_kib(),
+            "speedKept": flat.speed_kept(),
+        })),
+        "misses": misses,
+    })
+}
+
+fn median(values: impl Iterator<Item = f64>) -> f64 {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    match values.len() {
+        0 => 0.0,
+        odd if odd % 2 == 1 => values[middle],
+        _ => (values[middle - 1] + values[middle]) / 2.0,
+    }
+}
