@@ -7,11 +7,15 @@
 
 mod bash;
 mod canned;
+pub mod demo;
 pub mod demo_tools;
 pub mod execution;
+pub mod host;
 pub mod launch;
 mod life;
+mod lines;
 pub mod shim;
+mod signals;
 pub mod store;
 pub mod supervise;
 pub mod tools;

@@ -183,7 +183,7 @@ impl<L: Launch> Shim<L> {
             self.core.generation += 1;
             let ending = match self.launch.launch() {
                 Ok(sidecar) => {
-                    tracing::info!(generation = self.core.generation, "sidecar started");
+                    tracing::debug!(generation = self.core.generation, "sidecar started");
                     let life = Life::new(sidecar, self.core.config.ping_every, self.restarts);
                     match life.run(&mut self.core, &mut self.orders, &mut self.port).await {
                         life::End::Stopped => return ShimEnd::Stopped,
@@ -364,4 +364,20 @@ pub(super) fn error_text(error: &RpcError) -> Bytes {
 pub(super) fn unix_millis() -> u64 {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_result_over_the_frame_limit_becomes_an_error_that_says_so() {
+        let outcome = within_frame_limit(Outcome::Result(vec![0; MAX_FRAME].into()));
+        let Outcome::Result(text) = outcome else { panic!("a result") };
+        let text = String::from_utf8_lossy(&text);
+        assert!(text.contains(&format!("result of {MAX_FRAME} bytes exceeds the frame limit")), "{text}");
+        assert!(text.ends_with("\"isError\":true}"), "{text}");
+        let fits = Outcome::Result(vec![0; MAX_FRAME - ENVELOPE].into());
+        assert_eq!(within_frame_limit(fits.clone()), fits);
+    }
 }
