@@ -1,1 +1,22 @@
-//! (being written)
+//! The host's side of the frames, in Rust.
+//!
+//! [`shim`] starts a sidecar, serves it and starts the next when it dies; it works for any host
+//! that implements [`tools::Tools`]. [`demo_tools`] are the tools of the reference host, [`host`]
+//! is its process (`a2mcp reference-host`), [`demo`] is `a2mcp demo`, which runs one in a temporary
+//! agent directory. Shares no state with the sidecar: the two know each other by frames only.
+
+mod bash;
+mod canned;
+pub mod demo;
+pub mod demo_tools;
+pub mod execution;
+pub mod host;
+pub mod launch;
+mod life;
+mod lines;
+pub mod shim;
+mod signals;
+pub mod store;
+pub mod supervise;
+pub mod tools;
+mod wire;

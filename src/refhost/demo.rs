@@ -1,0 +1,270 @@
+//! `a2mcp demo`: a reference host in a temporary agent directory, and what a person needs to reach
+//! it. Owns the directory and the host's process; both are gone when it ends, also after SIGKILL
+//! (the host sees its stdin end, ends its sidecar and removes the directory).
+
+use std::fs::Permissions;
+use std::io::{self, Write};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+
+use rustix::process::Signal;
+use serde::Deserialize;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
+use tokio::process::{Child, ChildStdout, Command};
+
+use super::host::DEMO_PREFIX;
+use super::signals::EndSignals;
+use crate::config::{AgentDir, Env, store};
+use crate::frame::raw;
+use crate::process::{self, Identity};
+use crate::text::clean;
+
+/// How long the host may take until its sidecar serves.
+const START: Duration = Duration::from_secs(30);
+/// How long a polite stop may take: the host's grace and its margins.
+const STOP: Duration = Duration::from_secs(16);
+/// How long the host may take to kill its sidecar.
+const KILL: Duration = Duration::from_secs(1);
+/// The longest line of the host.
+const MAX_LINE: u64 = 1 << 20;
+
+/// Arguments of `a2mcp demo`.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct DemoArgs {
+    /// The port of the endpoint; any free one by default
+    #[arg(long, value_name = "N")]
+    pub port: Option<u16>,
+    /// Print one line of JSON for machines
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Why a demo did not run, or not to its proper end.
+#[derive(Debug, thiserror::Error)]
+pub enum DemoError {
+    /// The machine did not let us.
+    #[error("cannot {what}: {source}")]
+    Io {
+        /// What was tried.
+        what: &'static str,
+        /// Why it failed.
+        source: io::Error,
+    },
+    /// The sidecar refused the config.
+    #[error("the sidecar refuses to start: {0}")]
+    Refused(String),
+    /// The host ended before anything served, or by itself later.
+    #[error("the reference host ended: {0}")]
+    Ended(String),
+    /// Nothing served in time.
+    #[error("the endpoint was not ready within {} s", START.as_secs())]
+    Slow,
+}
+
+impl DemoError {
+    /// The exit code of the command (contract 16).
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Self::Refused(_) => crate::app::life::EXIT_REFUSED,
+            _ => 1,
+        }
+    }
+}
+
+fn io_error(what: &'static str) -> impl FnOnce(io::Error) -> DemoError {
+    move |source| DemoError::Io { what, source }
+}
+
+/// A line of the reference host, as far as it matters here.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Event {
+    event: String,
+    url: String,
+    pid: u32,
+    host_pid: u32,
+    features: Vec<String>,
+    reason: String,
+}
+
+/// Runs a demo until it is interrupted; prints to `out` when it is ready.
+///
+/// # Errors
+/// [`DemoError`]; nothing is left behind then either.
+pub fn run(args: &DemoArgs, env: &Env, out: &mut dyn Write) -> Result<(), DemoError> {
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(io_error("start"))?;
+    let end = runtime.block_on(demo(args, env, out));
+    runtime.shutdown_background();
+    end
+}
+
+async fn demo(args: &DemoArgs, env: &Env, out: &mut dyn Write) -> Result<(), DemoError> {
+    let mut signals = EndSignals::open().map_err(io_error("watch for signals"))?;
+    let dir = tempfile::Builder::new()
+        .prefix(DEMO_PREFIX)
+        .permissions(Permissions::from_mode(0o700))
+        .tempdir()
+        .map_err(io_error("make a temporary directory"))?;
+    if let Some(port) = args.port {
+        write_config(dir.path(), port).map_err(io_error("write the config"))?;
+    }
+    let (mut child, mut events) = spawn(dir.path()).map_err(io_error("start the reference host"))?;
+    let served = serve(args, env, out, dir.path(), &mut events, &mut signals).await;
+    let stopped = stop(&mut child, &mut signals, matches!(served, Ok(Served::Interrupted))).await;
+    // The host removes the directory too; whoever comes last finds nothing.
+    drop(dir);
+    match served? {
+        Served::Interrupted => Ok(()),
+        Served::HostEnded => Err(DemoError::Ended(stopped)),
+    }
+}
+
+enum Served {
+    Interrupted,
+    HostEnded,
+}
+
+async fn serve(
+    args: &DemoArgs,
+    env: &Env,
+    out: &mut dyn Write,
+    dir: &Path,
+    events: &mut Events,
+    signals: &mut EndSignals,
+) -> Result<Served, DemoError> {
+    let ready = tokio::select! {
+        ready = events.ready() => ready?,
+        () = tokio::time::sleep(START) => return Err(DemoError::Slow),
+        () = signals.next() => return Ok(Served::Interrupted),
+    };
+    let token = token(dir, env).map_err(DemoError::Ended)?;
+    announce(args, dir, &ready, &token, out).map_err(io_error("print"))?;
+    loop {
+        tokio::select! {
+            event = events.next() => match event {
+                None => return Ok(Served::HostEnded),
+                Some(event) if event.event == "refused" => return Err(DemoError::Refused(event.reason)),
+                Some(event) if event.event == "failed" => return Err(DemoError::Ended(event.reason)),
+                Some(_) => {}
+            },
+            () = signals.next() => return Ok(Served::Interrupted),
+        }
+    }
+}
+
+fn write_config(dir: &Path, port: u16) -> io::Result<()> {
+    let path = dir.join("a2mcp.json");
+    let mut file = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+    file.write_all(format!("{{\"port\": {port}}}\n").as_bytes())
+}
+
+fn spawn(dir: &Path) -> io::Result<(Child, Events)> {
+    let mut command = Command::new(process::own_binary());
+    command.arg("reference-host").arg("--agent-dir").arg(dir).arg("--remove-agent-dir");
+    // A demo shares nothing with the bridge somebody may have set up.
+    command.env_remove("A2MCP_CONFIG").env_remove("A2MCP_AUDIT");
+    command.stdin(Stdio::piped()).stdout(Stdio::piped());
+    // A group of its own: ^C reaches this process only, which then stops the host in order.
+    let mut child = process::spawn_dying_with_parent(&mut command, Signal::TERM)?;
+    let output = child.stdout.take().ok_or_else(|| io::Error::other("the child has no stdout"))?;
+    Ok((child, Events { output: BufReader::new(output) }))
+}
+
+/// The token of the demo's own config.
+fn token(dir: &Path, env: &Env) -> Result<String, String> {
+    let env = Env { config: None, audit: None, ..env.clone() };
+    let (config, _) = store::load_readonly(&AgentDir::new(dir, &env)).map_err(|error| error.to_string())?;
+    let token = config.token.ok_or("the sidecar wrote no token")?;
+    Ok(token.expose().to_owned())
+}
+
+/// Ends the host: politely after an interrupt, at once after a second one or an error. Returns how
+/// it ended.
+async fn stop(child: &mut Child, signals: &mut EndSignals, politely: bool) -> String {
+    let host = child.id().and_then(Identity::of);
+    let tell = |signal| host.is_some_and(|host| host.signal(signal));
+    if politely {
+        tell(Signal::TERM);
+        tokio::select! {
+            _ = child.wait() => {}
+            () = tokio::time::sleep(STOP) => {}
+            () = signals.next() => {}
+        }
+    }
+    tell(Signal::TERM);
+    // Its end of the pipe, should it not have seen the signal.
+    drop(child.stdin.take());
+    let patience = if politely { KILL } else { KILL * 3 };
+    if tokio::time::timeout(patience, child.wait()).await.is_err() {
+        let _ = child.start_kill();
+    }
+    match child.wait().await {
+        Ok(status) => status.to_string(),
+        Err(error) => error.to_string(),
+    }
+}
+
+/// The host's lines.
+struct Events {
+    output: BufReader<ChildStdout>,
+}
+
+impl Events {
+    /// The next event; `None` at the end. Dropping the future may lose the line it waits for.
+    async fn next(&mut self) -> Option<Event> {
+        let mut line = Vec::new();
+        match (&mut self.output).take(MAX_LINE).read_until(b'\n', &mut line).await {
+            Ok(1..) => Some(serde_json::from_slice(&line).unwrap_or_default()),
+            Ok(_) | Err(_) => None,
+        }
+    }
+
+    async fn ready(&mut self) -> Result<Event, DemoError> {
+        loop {
+            match self.next().await {
+                Some(event) if event.event == "ready" => return Ok(event),
+                Some(event) if event.event == "refused" => return Err(DemoError::Refused(event.reason)),
+                Some(event) if event.event == "failed" => return Err(DemoError::Ended(event.reason)),
+                Some(_) => {}
+                None => return Err(DemoError::Ended("before anything served".to_owned())),
+            }
+        }
+    }
+}
+
+fn announce(args: &DemoArgs, dir: &Path, ready: &Event, token: &str, out: &mut dyn Write) -> io::Result<()> {
+    let url = clean(&ready.url, 200);
+    if args.json {
+        let line = serde_json::json!({
+            "url": ready.url,
+            "token": token,
+            "pid": ready.pid,
+            "hostPid": ready.host_pid,
+            "agentDir": dir,
+        });
+        writeln!(out, "{line}")?;
+        return out.flush();
+    }
+    let quoted_url = raw::quote(&ready.url);
+    writeln!(
+        out,
+        "The reference host serves at {url}\n\nmcp.json for a client on this machine:\n{{\n  \"mcpServers\": {{\n    \
+         \"a2mcp\": {{\n      \"type\": \"http\",\n      \"url\": {quoted_url},\n      \
+         \"headers\": {{ \"Authorization\": \"Bearer {token}\" }}\n    }}\n  }}\n}}\n"
+    )?;
+    writeln!(
+        out,
+        "By hand:\ncurl -s {url} -H 'Authorization: Bearer {token}' -H 'Content-Type: application/json' \\\n  \
+         -d '{{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"initialize\",\"params\":{{\"protocolVersion\":\"2025-11-25\",\
+         \"capabilities\":{{}},\"clientInfo\":{{\"name\":\"curl\",\"version\":\"0\"}}}}}}'\n"
+    )?;
+    if ready.features.iter().any(|feature| feature == "xfer") {
+        let base = url.trim_end_matches('/');
+        writeln!(out, "A file of an open share:\ncurl -s {base}/xfer/ -H 'Authorization: Bearer {token}'\n")?;
+    }
+    writeln!(out, "It runs until you press ^C; everything it made is in {}.", dir.display())?;
+    out.flush()
+}

@@ -1,0 +1,573 @@
+//! One sidecar's life as the shim sees it: hello, frames both ways, pings, the polite end, and
+//! reading its stdout to the end after its death (contract 15 and 17).
+//!
+//! ```text
+//! greeting ──hello result──▶ serving ──bridge/stop──▶ stopping ──goodbye──▶ closing ──▶ ended
+//! ```
+//! Every deadline ends in a kill; a life always ends with the process reaped.
+
+use std::cell::Cell;
+use std::collections::HashMap;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use futures_util::{FutureExt, StreamExt};
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use tokio::io::AsyncWrite;
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::{Id, JoinError};
+use tokio_util::codec::FramedRead;
+use tokio_util::sync::CancellationToken;
+
+use super::launch::{Exit, Sidecar};
+use super::shim::{Core, Order, error_text, refuse};
+use super::store::Outcome;
+use super::supervise::{EXIT_REFUSED, EXIT_RESTART, Ending, Liveness, Tick};
+use super::tools::{Pending, Report};
+use super::wire::{Heard, notification, push, push_result, request, write};
+use crate::frame::codec::OutBuffer;
+use crate::frame::messages::{
+    Goodbye, GoodbyeReason, Hello, HelloResult, Notice, Resume, RpcError, Stop, code,
+};
+use crate::frame::raw::{self, RawObject};
+use crate::frame::{Envelope, FrameCodec, FrameError, Shape};
+
+/// While so many bytes wait for the pipe, finished tools and reports wait too.
+const HIGH_WATER: usize = 4 << 20;
+/// Frames handled in one go at a tick.
+const FRAMES_PER_TICK: usize = 10_000;
+/// How long a dead process's output is read on, should somebody else hold it open.
+const DRAIN: Duration = Duration::from_secs(1);
+/// How long a process may outlive the end of its output, or of its input.
+const LINGER: Duration = Duration::from_secs(2);
+/// What a polite stop may take beyond its grace.
+const STOP_MARGIN: Duration = Duration::from_secs(1);
+
+/// How a life ended.
+pub(super) enum End {
+    /// This side stopped it.
+    Stopped,
+    /// It ended by itself.
+    Ended {
+        /// Whether `hello` had been answered.
+        greeted: bool,
+        /// How.
+        ending: Ending,
+    },
+}
+
+pub(super) struct Life {
+    reader: FramedRead<Heard, FrameCodec>,
+    writer: Option<Box<dyn AsyncWrite + Unpin>>,
+    exited: Pending<Exit>,
+    kill: CancellationToken,
+    last_words: Box<dyn Fn() -> Option<String>>,
+    heard: Rc<Cell<bool>>,
+    liveness: Liveness,
+    out: OutBuffer,
+    asked: HashMap<u64, Asked>,
+    next_id: u64,
+    phase: Phase,
+    deadline: Option<Instant>,
+    stopped_by_us: bool,
+    goodbye: Option<GoodbyeReason>,
+    refusal: Option<RpcError>,
+    verdict: Option<String>,
+    bad_frames: u64,
+    restarts: u64,
+    greeted: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    Greeting,
+    Serving,
+    Stopping,
+    /// What waits is written, then the input is closed.
+    Closing,
+}
+
+/// What an answer of the sidecar belongs to.
+enum Asked {
+    Hello,
+    Ping,
+    Stop,
+    Command(oneshot::Sender<Result<Notice, String>>),
+    Request(oneshot::Sender<Result<Bytes, RpcError>>),
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct CallIdParams {
+    call_id: String,
+    #[serde(default)]
+    note: Option<Box<RawValue>>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct AckParams {
+    call_ids: Vec<String>,
+}
+
+impl Life {
+    pub(super) fn new(sidecar: Sidecar, ping_every: Duration, restarts: u64) -> Self {
+        let heard = Rc::new(Cell::new(false));
+        let output = Heard::new(sidecar.output, heard.clone());
+        Self {
+            reader: FramedRead::with_capacity(output, FrameCodec::default(), 64 << 10),
+            writer: Some(sidecar.input),
+            exited: sidecar.exited,
+            kill: sidecar.kill,
+            last_words: sidecar.last_words,
+            heard,
+            liveness: Liveness::new(ping_every, Instant::now()),
+            out: OutBuffer::default(),
+            asked: HashMap::new(),
+            next_id: 1,
+            phase: Phase::Greeting,
+            deadline: None,
+            stopped_by_us: false,
+            goodbye: None,
+            refusal: None,
+            verdict: None,
+            bad_frames: 0,
+            restarts,
+            greeted: false,
+        }
+    }
+
+    pub(super) async fn run(
+        mut self,
+        core: &mut Core,
+        orders: &mut mpsc::Receiver<Order>,
+        port: &mut Option<u16>,
+    ) -> End {
+        self.greet(core, *port);
+        let mut exit = None;
+        let mut output_ended = false;
+        let mut orders_open = true;
+        let state = core.state.clone();
+        while exit.is_none() || !output_ended {
+            let has_room = self.out.len() < HIGH_WATER;
+            let serves = matches!(self.phase, Phase::Serving | Phase::Stopping);
+            let deadline = self.deadline.unwrap_or_else(|| self.liveness.due());
+            tokio::select! {
+                frame = self.reader.next(), if !output_ended => {
+                    output_ended = self.read(core, port, frame);
+                    if output_ended && exit.is_none() {
+                        self.end_by(LINGER);
+                    }
+                }
+                status = &mut self.exited, if exit.is_none() => {
+                    exit = Some(status);
+                    self.writer = None;
+                    self.deadline = Some(Instant::now() + DRAIN);
+                }
+                written = write(&mut self.writer, &mut self.out), if self.writes() => {
+                    if let Err(error) = written {
+                        // It does not read any more; what it still says is read to the end.
+                        tracing::debug!(%error, "writing to the sidecar failed");
+                        self.writer = None;
+                        self.out = OutBuffer::default();
+                        self.end_by(LINGER);
+                    }
+                }
+                Some(done) = core.tasks.join_next_with_id(), if has_room && !core.tasks.is_empty() => {
+                    self.finished(core, done);
+                    while self.out.len() < HIGH_WATER
+                        && let Some(done) = core.tasks.try_join_next_with_id()
+                    {
+                        self.finished(core, done);
+                    }
+                }
+                Some(report) = core.reports.recv(), if serves && has_room => self.report(report),
+                () = state.changed.notified(), if serves => self.send_state(core),
+                order = orders.recv(), if orders_open => match order {
+                    Some(order) => self.obey(order),
+                    None => orders_open = false,
+                },
+                () = tokio::time::sleep_until(self.liveness.due().into()), if exit.is_none() => {
+                    // What had arrived counts, however late this tick is.
+                    for _ in 0..FRAMES_PER_TICK {
+                        match self.reader.next().now_or_never() {
+                            Some(frame) if !output_ended => output_ended = self.read(core, port, frame),
+                            _ => break,
+                        }
+                    }
+                    self.tick();
+                }
+                () = tokio::time::sleep_until(deadline.into()), if self.deadline.is_some() => {
+                    if exit.is_some() {
+                        output_ended = true;
+                    } else {
+                        self.escalate();
+                    }
+                }
+            }
+            if self.phase == Phase::Closing && self.out.is_empty() && self.writer.take().is_some() {
+                self.end_by(LINGER);
+            }
+        }
+        self.end(exit.unwrap_or(Exit::Unknown))
+    }
+
+    fn greet(&mut self, core: &Core, port: Option<u16>) {
+        let hello = Hello {
+            resume: port.map(|port| Resume { port }),
+            in_flight: core.store.in_flight(),
+            ..core.config.hello.clone()
+        };
+        self.ask("bridge/hello", &hello, Asked::Hello);
+    }
+
+    /// The hello result came: earlier results follow it, oldest first, then the state.
+    fn serve(&mut self, core: &Core, hello: &HelloResult) {
+        self.greeted = true;
+        if self.phase == Phase::Greeting {
+            self.phase = Phase::Serving;
+        }
+        core.observer.ready(hello, self.restarts);
+        for (call_id, outcome) in core.store.finished_before(core.generation) {
+            push_result(&mut self.out, call_id, outcome);
+        }
+        self.send_state(core);
+    }
+
+    fn writes(&self) -> bool {
+        self.writer.is_some() && !self.out.is_empty()
+    }
+
+    /// Takes what the reader gave; `true` when nothing more will come.
+    fn read(
+        &mut self,
+        core: &mut Core,
+        port: &mut Option<u16>,
+        frame: Option<Result<Bytes, FrameError>>,
+    ) -> bool {
+        match frame {
+            Some(Ok(frame)) => {
+                self.receive(core, port, &frame);
+                false
+            }
+            None => true,
+            Some(Err(error)) => {
+                if !matches!(error, FrameError::Cut { .. }) {
+                    self.verdict.get_or_insert(format!("its stream cannot be read: {error}"));
+                    self.kill.cancel();
+                }
+                true
+            }
+        }
+    }
+
+    fn receive(&mut self, core: &mut Core, port: &mut Option<u16>, frame: &Bytes) {
+        let envelope = match Envelope::parse(frame) {
+            Ok(envelope) => envelope,
+            Err(error) => return self.bad_frame(frame, &error.to_string()),
+        };
+        let slice =
+            |raw: Option<&RawValue>| raw.map_or_else(Bytes::new, |raw| frame.slice_ref(raw.get().as_bytes()));
+        let params = slice(envelope.params);
+        match (envelope.shape(), envelope.method.as_deref()) {
+            (Shape::Request, Some("tools/call")) => self.call(core, slice(envelope.id), envelope.params),
+            (Shape::Request, Some("bridge/ping")) => {
+                let lag = self.liveness.lag().as_secs_f64() * 1000.0;
+                let result = format!(r#"{{"lagMs":{lag:.0}}}"#).into();
+                self.answer(&slice(envelope.id), Outcome::Result(result));
+            }
+            (Shape::Request, Some(method)) => core.answer_later(slice(envelope.id), method, params),
+            (Shape::Notification, Some(method)) => {
+                if let Err(error) = self.notified(core, method, &params) {
+                    self.bad_frame(frame, &format!("{method}: {error}"));
+                }
+            }
+            (Shape::Answer, _) => {
+                let id = envelope.id.and_then(|id| id.get().parse().ok());
+                match id.and_then(|id: u64| self.asked.remove(&id)) {
+                    Some(asked) => {
+                        let answer = match envelope.error {
+                            Some(error) => Err(serde_json::from_str(error.get()).unwrap_or(RpcError {
+                                code: code::FAILED.into(),
+                                message: "unreadable error".into(),
+                            })),
+                            None => Ok(slice(envelope.result)),
+                        };
+                        self.answered(core, port, asked, answer);
+                    }
+                    None => self.bad_frame(frame, "an answer that nobody waits for"),
+                }
+            }
+            _ => self.bad_frame(frame, "neither request nor answer"),
+        }
+    }
+
+    fn call(&mut self, core: &mut Core, id: Bytes, params: Option<&RawValue>) {
+        let object = params.and_then(|params| RawObject::parse(params.get())).unwrap_or_default();
+        let meta = object.get("_meta").and_then(|meta| RawObject::parse(meta.get())).unwrap_or_default();
+        let call = meta.get("a2mcp/call").and_then(|call| serde_json::from_str(call.get()).ok());
+        let Some(CallIdParams { call_id, note }) = call else {
+            let message = "tools/call without _meta[\"a2mcp/call\"]".into();
+            let error = RpcError { code: code::INVALID_PARAMS.into(), message };
+            return self.answer(&id, Outcome::Error(error_text(&error)));
+        };
+        let name = object.get("name").and_then(raw::string).unwrap_or_default().into_owned();
+        let arguments = object.get("arguments").map_or("{}", RawValue::get);
+        let arguments = Bytes::copy_from_slice(arguments.as_bytes());
+        if let Some(outcome) = core.begin(id.clone(), call_id, name, note, arguments) {
+            self.answer(&id, outcome);
+        }
+    }
+
+    fn notified(&mut self, core: &mut Core, method: &str, params: &Bytes) -> Result<(), serde_json::Error> {
+        match method {
+            "notifications/cancelled" => {
+                #[derive(Deserialize)]
+                #[serde(rename_all = "camelCase")]
+                struct Cancelled<'a> {
+                    #[serde(borrow)]
+                    request_id: &'a RawValue,
+                }
+                let cancelled: Cancelled<'_> = serde_json::from_slice(params)?;
+                if let Some(call_id) = core.call_of_request(cancelled.request_id.get()) {
+                    core.cancel(&call_id);
+                }
+            }
+            "bridge/cancel" => {
+                let params: CallIdParams = serde_json::from_slice(params)?;
+                core.cancel(&params.call_id);
+            }
+            "bridge/note" => {
+                let params: CallIdParams = serde_json::from_slice(params)?;
+                if let Some(note) = params.note
+                    && !core.store.set_note(&params.call_id, note)
+                {
+                    tracing::debug!(call = ?params.call_id, "a note was not taken");
+                }
+            }
+            "bridge/ack" => {
+                let params: AckParams = serde_json::from_slice(params)?;
+                core.store.acknowledge(params.call_ids.iter().map(String::as_str));
+            }
+            "bridge/notify" => core.observer.notice(&serde_json::from_slice(params)?),
+            "bridge/goodbye" => {
+                let goodbye: Goodbye = serde_json::from_slice(params)?;
+                self.goodbye = Some(goodbye.reason);
+                if self.stopped_by_us {
+                    self.close();
+                } else {
+                    self.end_by(LINGER);
+                }
+            }
+            _ => core.relay_notification(method, params.clone()),
+        }
+        Ok(())
+    }
+
+    fn answered(
+        &mut self,
+        core: &Core,
+        port: &mut Option<u16>,
+        asked: Asked,
+        answer: Result<Bytes, RpcError>,
+    ) {
+        match (asked, answer) {
+            (Asked::Hello, Ok(result)) => match serde_json::from_slice::<HelloResult>(&result) {
+                Ok(hello) => {
+                    *port = Some(hello.port);
+                    self.serve(core, &hello);
+                }
+                Err(error) => {
+                    self.verdict = Some(format!("its answer to hello cannot be read: {error}"));
+                    self.kill.cancel();
+                }
+            },
+            (Asked::Hello, Err(error)) => {
+                self.refusal = Some(error);
+                self.close();
+            }
+            (Asked::Ping, _) => {}
+            // Closed either way: after an error it will not stop by being asked again.
+            (Asked::Stop, _) => self.close(),
+            (Asked::Command(reply), answer) => {
+                let notice = answer.map_err(|error| error.message).and_then(|text| {
+                    serde_json::from_slice(&text).map_err(|error| format!("unreadable answer: {error}"))
+                });
+                drop(reply.send(notice));
+            }
+            (Asked::Request(reply), answer) => drop(reply.send(answer)),
+        }
+    }
+
+    fn obey(&mut self, order: Order) {
+        match order {
+            Order::Stop(grace) if self.phase == Phase::Serving => {
+                self.stopped_by_us = true;
+                self.phase = Phase::Stopping;
+                let grace_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
+                self.ask("bridge/stop", &Stop { grace_ms }, Asked::Stop);
+                self.end_by(grace.saturating_add(STOP_MARGIN));
+            }
+            Order::Stop(_) if self.phase != Phase::Greeting => self.stopped_by_us = true,
+            // Nothing runs yet, or nothing may: the end of its input is what a sidecar follows.
+            Order::Stop(_) | Order::StopNow => {
+                self.stopped_by_us = true;
+                self.phase = Phase::Closing;
+                self.out = OutBuffer::default();
+                self.writer = None;
+                self.deadline = Some(Instant::now() + LINGER);
+            }
+            Order::Kill => {
+                self.stopped_by_us = true;
+                self.kill.cancel();
+            }
+            order if self.phase != Phase::Serving => refuse(order),
+            Order::Command(argv, reply) => {
+                self.ask("bridge/command", &serde_json::json!({ "argv": argv }), Asked::Command(reply));
+            }
+            Order::CloseStream(call_id) => {
+                let params = serde_json::json!({ "callId": call_id }).to_string();
+                push(&mut self.out, notification("bridge/closeStream"), params.into());
+            }
+            Order::Notify(method, params) => push(&mut self.out, notification(&method), params),
+            Order::Request(method, params, reply) => {
+                let id = self.expect(Asked::Request(reply));
+                push(&mut self.out, request(id, &method), params);
+            }
+        }
+    }
+
+    /// Says goodbye, writes what waits and closes the sidecar's input.
+    fn close(&mut self) {
+        if self.phase != Phase::Closing {
+            self.phase = Phase::Closing;
+            let params = Bytes::from_static(br#"{"reason":"host"}"#);
+            if self.stopped_by_us {
+                push(&mut self.out, notification("bridge/goodbye"), params);
+            }
+            self.deadline = Some(Instant::now() + LINGER);
+        }
+    }
+
+    /// A deadline passed: close the input first, then kill.
+    fn escalate(&mut self) {
+        if self.writer.take().is_some() {
+            self.phase = Phase::Closing;
+            self.out = OutBuffer::default();
+            self.deadline = Some(Instant::now() + LINGER);
+        } else {
+            self.deadline = None;
+            self.verdict.get_or_insert_with(|| "it did not end and was killed".to_owned());
+            self.kill.cancel();
+        }
+    }
+
+    /// Sets a deadline, unless an earlier one stands.
+    fn end_by(&mut self, pause: Duration) {
+        let at = Instant::now() + pause;
+        self.deadline = Some(self.deadline.map_or(at, |earlier| earlier.min(at)));
+    }
+
+    fn tick(&mut self) {
+        match self.liveness.tick(Instant::now(), self.heard.replace(false)) {
+            Tick::Hung => {
+                self.verdict = Some("it hung: three pings unanswered".to_owned());
+                self.kill.cancel();
+            }
+            Tick::Ping if self.writer.is_some() => {
+                self.ask("bridge/ping", &serde_json::json!({}), Asked::Ping)
+            }
+            Tick::Ping => {}
+        }
+    }
+
+    fn finished(&mut self, core: &mut Core, done: Result<(Id, Outcome), JoinError>) {
+        let Some((origin, outcome)) = core.finished(done) else { return };
+        // What a tool reported comes before its result.
+        while let Ok(report) = core.reports.try_recv() {
+            self.report(report);
+        }
+        if origin.generation == core.generation {
+            self.answer(&origin.id, outcome);
+        } else if let Some(call_id) = origin.call_id
+            && self.greeted
+            && core.store.is_finished(&call_id)
+        {
+            push_result(&mut self.out, &call_id, &outcome);
+        }
+    }
+
+    fn report(&mut self, report: Report) {
+        if self.greeted {
+            push(&mut self.out, notification(report.method), report.params);
+        }
+    }
+
+    fn send_state(&mut self, core: &Core) {
+        let params = serde_json::to_vec(&core.state.message()).unwrap_or_else(|_| b"{}".to_vec());
+        push(&mut self.out, notification("bridge/state"), params.into());
+    }
+
+    fn answer(&mut self, id: &Bytes, outcome: Outcome) {
+        let (member, text) = match outcome {
+            Outcome::Result(text) => ("result", text),
+            Outcome::Error(text) => ("error", text),
+        };
+        let id = String::from_utf8_lossy(id);
+        push(&mut self.out, format!(r#"{{"jsonrpc":"2.0","id":{id},"{member}":"#), text);
+    }
+
+    fn ask(&mut self, method: &str, params: &impl Serialize, asked: Asked) {
+        let id = self.expect(asked);
+        let params = serde_json::to_vec(params).unwrap_or_else(|_| b"{}".to_vec());
+        push(&mut self.out, request(id, method), params.into());
+    }
+
+    fn expect(&mut self, asked: Asked) -> u64 {
+        let id = self.next_id;
+        self.next_id += 1;
+        self.asked.insert(id, asked);
+        id
+    }
+
+    fn bad_frame(&mut self, frame: &Bytes, why: &str) {
+        self.bad_frames += 1;
+        if self.bad_frames == 1 || self.bad_frames.is_multiple_of(50) {
+            tracing::warn!(count = self.bad_frames, bytes = frame.len(), why = ?why, "frame ignored");
+        }
+    }
+
+    fn end(self, exit: Exit) -> End {
+        if self.stopped_by_us {
+            return End::Stopped;
+        }
+        let words = || match (self.last_words)() {
+            Some(words) => format!("{exit}; its last words: {words}"),
+            None => exit.to_string(),
+        };
+        let ending = match (self.refusal, self.goodbye, exit) {
+            (Some(error), _, _) if error.code == i64::from(code::PORT_BUSY) => {
+                Ending::Hopeless(error.message)
+            }
+            (Some(error), _, exit) if exit == Exit::Code(EXIT_REFUSED) || is_refusal(&error) => {
+                Ending::Refused(error.message)
+            }
+            (Some(error), _, _) => Ending::Died(error.message),
+            (None, Some(GoodbyeReason::Stop), _) => Ending::Stopped,
+            (None, Some(GoodbyeReason::Restart), _) | (None, _, Exit::Code(EXIT_RESTART)) => {
+                Ending::AskedForRestart
+            }
+            (None, _, Exit::Code(EXIT_REFUSED)) => {
+                Ending::Refused((self.last_words)().unwrap_or_else(|| "the sidecar refuses to start".into()))
+            }
+            (None, _, _) => Ending::Died(self.verdict.unwrap_or_else(words)),
+        };
+        End::Ended { greeted: self.greeted, ending }
+    }
+}
+
+fn is_refusal(error: &RpcError) -> bool {
+    [code::CONFIG_REFUSED, code::PROTOCOL_NOT_SPOKEN].iter().any(|code| error.code == i64::from(*code))
+}
