@@ -10,7 +10,7 @@ import {
 } from "../results.ts";
 
 function outcome(bytes = 2): Outcome {
-	return { kind: "result", json: "{}", bytes };
+	return { kind: "result", json: "{}", bytes, isError: false };
 }
 
 function kept(store: ResultStore): string[] {
