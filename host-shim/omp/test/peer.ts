@@ -3,7 +3,8 @@
  * argument says with real pipes.
  */
 
-import { writeSync } from "node:fs";
+import { appendFileSync, closeSync, existsSync, readFileSync, writeSync } from "node:fs";
+import { join } from "node:path";
 
 import { encode, FrameReader } from "../frames.ts";
 
@@ -26,7 +27,54 @@ async function echo(): Promise<void> {
 	}
 }
 
+/**
+ * `sidecar --agent-dir DIR`: a well-behaved one, unless the file `mode` in DIR says otherwise. What it
+ * hears stands in `heard.jsonl`, with its own pid.
+ */
+async function sidecar(agentDir: string): Promise<void> {
+	const file = join(agentDir, "mode");
+	const mode = existsSync(file) ? readFileSync(file, "utf8") : "";
+	const heard = (message: object) =>
+		appendFileSync(join(agentDir, "heard.jsonl"), `${JSON.stringify({ pid: process.pid, ...message })}\n`);
+	heard({ method: "started" });
+	if (mode === "exit 1") {
+		process.stderr.write("first line\nport 80: permission denied\n");
+		process.exit(1);
+	}
+	if (mode === "exit 78") process.exit(78);
+	const reader = new FrameReader();
+	for await (const chunk of Bun.stdin.stream()) {
+		for (const frame of reader.push(chunk)) {
+			const message = JSON.parse(Buffer.from(frame).toString());
+			heard(message);
+			const { id, method } = message;
+			const answer = (result: object) => send({ jsonrpc: "2.0", id, result });
+			if (method === "bridge/hello" && mode === "refuse") {
+				send({ jsonrpc: "2.0", id, error: { code: -32001, message: "a2mcp.json: token: at least 32 characters" } });
+				process.exit(78);
+			} else if (method === "bridge/hello") {
+				const url = "http://127.0.0.1:4711/";
+				answer({ protocol: 1, version: "0", pid: process.pid, url, port: 4711, tokenPrefix: "abcdefgh", features: [] });
+				send(request(1, "tools/list"));
+			} else if (method === "notifications/tools/list_changed") send(request(2, "tools/list"));
+			else if (method === "bridge/command") {
+				const { argv } = message.params;
+				answer({ text: `you said ${argv.join(" ")}`, level: "warning" });
+				if (argv[0] === "restart") process.exit(75);
+			} else if (method === "bridge/stop" && mode !== "stubborn") {
+				answer({});
+				send({ jsonrpc: "2.0", method: "bridge/goodbye", params: { reason: "stop" } });
+				process.exit(0);
+			}
+		}
+	}
+	if (mode === "stubborn") setInterval(() => {}, 1_000);
+}
+
 switch (process.argv[2]) {
+	case "sidecar":
+		await sidecar(process.argv[4] as string);
+		break;
 	case "echo":
 		await echo();
 		break;
@@ -59,7 +107,7 @@ switch (process.argv[2]) {
 		break;
 	case "mute":
 		// Closes its output and lives on.
-		require("node:fs").closeSync(1);
+		closeSync(1);
 		setInterval(() => {}, 1_000);
 		break;
 }
