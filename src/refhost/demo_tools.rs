@@ -131,14 +131,16 @@ impl Tools for DemoTools {
                 }
             };
             tokio::pin!(work);
+            // The tool sees the cancel too: it is recorded before the tool can end by it.
             let outcome = tokio::select! {
-                outcome = &mut work => outcome,
+                biased;
                 () = cancelled.cancelled() => {
                     if let Some(execution) = &execution {
                         execution.cancelled();
                     }
                     work.await
                 }
+                outcome = &mut work => outcome,
             };
             if let Some(execution) = execution {
                 execution.done();

@@ -164,6 +164,8 @@ impl Life {
                 status = &mut self.exited, if exit.is_none() => {
                     exit = Some(status);
                     self.writer = None;
+                    // What a stopped one still said is of no use to anybody.
+                    output_ended |= self.stopped_by_us;
                     self.deadline = Some(Instant::now() + DRAIN);
                 }
                 written = write(&mut self.writer, &mut self.out), if self.writes() => {

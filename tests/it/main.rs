@@ -1,3 +1,4 @@
 //! Quick integration tests.
 
 mod schema;
+mod shim;
