@@ -1,4 +1,5 @@
-//! The `a2mcp` binary: everything is in the library.
+//! The `a2mcp` binary; everything is in the library.
+
 fn main() -> std::process::ExitCode {
-    std::process::ExitCode::SUCCESS
+    a2mcp::cli::main()
 }

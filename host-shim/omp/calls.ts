@@ -8,18 +8,14 @@
  */
 
 import type { AgentSession, ExtensionContext } from "@oh-my-pi/pi-coding-agent";
-import type { AgentEvent, AgentTool, AgentToolContext } from "@oh-my-pi/pi-agent-core";
+import type { AgentTool, AgentToolContext } from "@oh-my-pi/pi-agent-core";
 
 import { Approvals, type WaitingCall } from "./approvals.ts";
+import { Card, CardBudget } from "./cards.ts";
 import type { Link, RequestId } from "./link.ts";
 import { cancelled, failed, messageOf, NO_MAIN, NOT_EXPOSED, returned, threw } from "./outcome.ts";
 import { lastLine, Progress } from "./progress.ts";
 import { type Outcome, type Remembered, ResultStore } from "./results.ts";
-
-/** Arguments and results over this size are drawn in short on the host's cards. */
-const DRAWN_IN_FULL = 256 * 1024;
-const DRAWN_TEXT = 2_000;
-const DRAWN_DEPTH = 6;
 
 /** What calls need of the bridge they came over. */
 export interface Surroundings {
@@ -49,6 +45,7 @@ export class Calls {
 	readonly approvals: Approvals;
 	readonly #around: Surroundings;
 	readonly #store = new ResultStore();
+	readonly #cards = new CardBudget();
 	/** Running calls, by call id. */
 	readonly #running = new Map<string, Call>();
 	readonly #byToolCallId = new Map<string, Call>();
@@ -152,21 +149,16 @@ export class Calls {
 		if (!tool) return failed(NOT_EXPOSED);
 
 		const { toolCallId, tool: toolName } = call;
-		const drawnArgs = size > DRAWN_IN_FULL ? inShort(args) : args;
-		const draw = (event: AgentEvent) => {
-			try {
-				session.agent.emitExternalEvent(event);
-			} catch (error) {
-				// Cards are rendering only.
-				this.#around.fault("card", error);
-			}
-		};
+		const card = new Card(
+			this.#cards.take(performance.now()) ? session : undefined,
+			{ toolCallId, tool: toolName, args, size },
+			error => this.#around.fault("card", error),
+		);
 		const progress = new Progress(partial => {
 			this.#tellProgress(call, lastLine(partial));
-			draw({ type: "tool_execution_update", toolCallId, toolName, args: drawnArgs, partialResult: partial });
+			card.update(partial);
 		});
 
-		draw({ type: "tool_execution_start", toolCallId, toolName, args: drawnArgs });
 		const end = Promise.withResolvers<{ outcome: Outcome; drawn: unknown }>();
 		call.cancel = () => {
 			if (this.approvals.waits(toolCallId)) this.#around.abandoned(toolName);
@@ -175,16 +167,12 @@ export class Calls {
 			call.abort.abort(new Error("cancelled by the remote caller"));
 		};
 		execute(tool, call, args, partial => progress.update(partial), toolContext(session, context))
-			.then(result => {
-				const outcome = returned(result);
-				return { outcome, drawn: outcome.bytes > DRAWN_IN_FULL ? inShort(result) : result };
-			})
+			.then(result => ({ outcome: returned(result), drawn: result }))
 			.catch(error => ({ outcome: threw(error), drawn: text(messageOf(error)) }))
 			.then(end.resolve);
 		const { outcome, drawn } = await end.promise;
 		progress.end();
-		const isError = outcome.kind === "error" || outcome.json.endsWith('"isError":true}');
-		draw({ type: "tool_execution_end", toolCallId, toolName, result: drawn, isError });
+		card.end(drawn, outcome.isError, outcome.bytes);
 		return outcome;
 	}
 
@@ -240,21 +228,6 @@ function toolContext(session: AgentSession, first: ExtensionContext): AgentToolC
 
 function sendResult(link: Link, callId: string, { kind, json }: Outcome): void {
 	link.notifyJson("bridge/result", `{"callId":${JSON.stringify(callId)},"${kind}":${json}}`);
-}
-
-/** A copy for a card: megabytes of text say nothing there and cost the host a second to draw. */
-export function inShort(value: unknown, depth = 0): unknown {
-	if (typeof value === "string") {
-		return value.length > DRAWN_TEXT ? `${value.slice(0, DRAWN_TEXT)}… (${value.length} characters)` : value;
-	}
-	if (typeof value !== "object" || value === null) return value;
-	if (depth >= DRAWN_DEPTH) return "…";
-	if (Array.isArray(value)) return value.slice(0, 50).map(item => inShort(item, depth + 1));
-	return Object.fromEntries(
-		Object.entries(value)
-			.slice(0, 50)
-			.map(([key, item]) => [key, inShort(item, depth + 1)]),
-	);
 }
 
 function text(message: string): unknown {

@@ -43,7 +43,7 @@ export function failed(text: string): Outcome {
 
 export function cancelled(): Outcome {
 	const json = JSON.stringify({ code: CANCELLED, message: "cancelled" });
-	return { kind: "error", json, bytes: json.length };
+	return { kind: "error", json, bytes: json.length, isError: true };
 }
 
 export function messageOf(error: unknown): string {
@@ -58,7 +58,7 @@ function outcome(result: { content: unknown[]; isError: boolean }): Outcome {
 	const json = JSON.stringify(result);
 	const bytes = Buffer.byteLength(json, "utf8");
 	if (bytes > FRAME_LIMIT - ENVELOPE) return failed(`result of ${bytes} bytes exceeds the frame limit`);
-	return { kind: "result", json, bytes };
+	return { kind: "result", json, bytes, isError: result.isError };
 }
 
 function block(value: unknown): unknown {

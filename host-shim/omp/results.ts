@@ -20,6 +20,8 @@ export interface Outcome {
 	readonly kind: "result" | "error";
 	readonly json: string;
 	readonly bytes: number;
+	/** An error, or a result that says `isError`. */
+	readonly isError: boolean;
 }
 
 /** A call as `bridge/hello` tells of it. */

@@ -186,6 +186,7 @@ impl Endpoint for Core {
 
 impl Core {
     /// Contract 1, step 9.
+    #[expect(clippy::result_large_err, reason = "the refusal is the response; it is moved once")]
     fn session(&self, head: &Head, id: &str) -> Result<Caller, Response<Body>> {
         let Some(sid) = &head.session else {
             return Err(error(StatusCode::BAD_REQUEST, id, code::REFUSED, "missing mcp-session-id"));

@@ -52,6 +52,12 @@ const AIMS: &[Aim] = &[
         is_limit: false,
         figure: |f| f.flatness.as_ref().map(crate::report::Flatness::speed_kept),
     },
+    Aim {
+        what: "read in omp, share of a loop inside the process",
+        aim: 0.85,
+        is_limit: false,
+        figure: Figures::worst_in_omp,
+    },
 ];
 
 /// A line per aim: what, figure, aim, whether it is met.

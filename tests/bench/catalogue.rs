@@ -6,11 +6,11 @@ use anyhow::Result;
 use serde_json::{Value, json};
 use tempfile::NamedTempFile;
 
-/// omp's list is 54,632 bytes. The demo's own tools and the envelope make up the difference.
+/// omp's list is 54,632 bytes. The tools of the reference host and the envelope make up the difference.
 const TOOLS: usize = 19;
-const BYTES_PER_TOOL: usize = 2_770;
+const BYTES_PER_TOOL: usize = 2_666;
 
-/// Writes the definitions where `a2mcp demo --tools FILE` finds them.
+/// Writes the definitions for `a2mcp reference-host --tools FILE`.
 pub(crate) fn write() -> Result<NamedTempFile> {
     let tools: Vec<Value> = (0..TOOLS).map(tool).collect();
     let mut file = NamedTempFile::with_suffix(".json")?;

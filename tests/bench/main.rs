@@ -1,15 +1,17 @@
 //! The speed of the sidecar, measured next to a bare hyper server ("the floor") in one run.
 //!
-//! `cargo bench --bench bridge` starts `a2mcp demo` and the floor, drives both in turns over
-//! keep-alive connections and prints requests per second, latency, CPU and memory, each with its
-//! aim. `--quick` takes about 20 s, `--million` adds a run over a million calls, `--json` is for
-//! machines, `--gate` fails when a figure is ten times worse than its aim. All load comes from one
-//! thread of this process; on a machine with two cores the figures of server and generator are
-//! those of one core each, so run it on a quiet machine.
+//! `cargo bench --bench bridge` starts the reference host with its sidecar and the floor, drives both
+//! in turns over keep-alive connections and prints requests per second, latency, CPU and memory, and
+//! how they stand to their aims. `--quick` takes about 20 s, `--million` adds a run over a million
+//! calls, `--omp` one in a real omp, `--json` is for machines, `--gate` fails when a figure is ten
+//! times worse than its aim. All load comes from one thread of this process; run it on a quiet
+//! machine with two cores at least.
 
 mod aims;
 mod catalogue;
+mod endpoint;
 mod load;
+mod omp;
 mod process;
 mod report;
 mod server;
@@ -36,6 +38,9 @@ struct Options {
     /// Also a million `tools/call`, to see whether speed and memory stay flat.
     #[arg(long)]
     million: bool,
+    /// Also `read` in a real omp (installed by tests/setup), next to a loop inside that omp.
+    #[arg(long)]
+    omp: bool,
     /// One line of JSON on stdout in place of the table.
     #[arg(long)]
     json: bool,
@@ -125,9 +130,11 @@ fn measure(options: &Options) -> Result<Figures> {
     }
 
     let bridge = Bridge::start(&options.binary, catalogue.path())?;
-    let mut requests = bridge.requests()?;
-    let floor = Floor::start(requests.ping.body_len())?;
-    requests.floor = Some(floor.request(&requests.ping)?);
+    let ping = bridge.endpoint.ping()?;
+    let list = bridge.endpoint.list()?;
+    let echo = bridge.endpoint.echo()?;
+    let floor = Floor::start(ping.body_len())?;
+    let fixed = floor.request(&ping)?;
     std::thread::sleep(SETTLE);
     let idle = process::memory(bridge.pid)?;
 
@@ -141,14 +148,10 @@ fn measure(options: &Options) -> Result<Figures> {
         for concurrency in CONCURRENCY {
             for operation in Operation::ALL {
                 let (address, pid, request) = match operation {
-                    Operation::Floor => (
-                        floor.address,
-                        floor.pid(),
-                        requests.floor.as_ref().context("the floor has no request")?,
-                    ),
-                    Operation::Ping => (bridge.address, bridge.pid, &requests.ping),
-                    Operation::List => (bridge.address, bridge.pid, &requests.list),
-                    Operation::Echo => (bridge.address, bridge.pid, &requests.echo),
+                    Operation::Floor => (floor.address, floor.pid(), &fixed),
+                    Operation::Ping => (bridge.endpoint.address, bridge.pid, &ping),
+                    Operation::List => (bridge.endpoint.address, bridge.pid, &list),
+                    Operation::Echo => (bridge.endpoint.address, bridge.pid, &echo),
                 };
                 let mut connections = Connections::open(address, concurrency)?;
                 connections.drive(request, Until::Elapsed(pace.warm_up), &mut next_id)?;
@@ -164,12 +167,12 @@ fn measure(options: &Options) -> Result<Figures> {
             }
         }
     }
-    let flatness = if options.million { Some(million(&bridge, &requests.echo, &mut next_id)?) } else { None };
+    let flatness = if options.million { Some(million(&bridge, &echo, &mut next_id)?) } else { None };
     let loaded = process::memory(bridge.pid)?;
-    let list_bytes = requests.list.body_len();
     floor.stop()?;
     bridge.stop()?;
-    Ok(Figures { load_average, starts, rows, list_bytes, idle, loaded, flatness })
+    let omp = if options.omp { omp::measure(&options.binary, &pace, &mut next_id)? } else { Vec::new() };
+    Ok(Figures { load_average, starts, rows, list_bytes: list.body_len(), idle, loaded, flatness, omp })
 }
 
 /// A million calls in batches; what matters is how the last ones compare with the first ones.
@@ -177,7 +180,7 @@ fn million(bridge: &Bridge, echo: &load::Request, next_id: &mut u64) -> Result<F
     const BATCH: u64 = 50_000;
     const BATCHES: u64 = 20;
     let mut flatness = Flatness::default();
-    let mut connections = Connections::open(bridge.address, 64)?;
+    let mut connections = Connections::open(bridge.endpoint.address, 64)?;
     for batch in 1..=BATCHES {
         let segment = connections.drive(echo, Until::Count(BATCH), next_id)?;
         let memory = process::memory(bridge.pid)?;

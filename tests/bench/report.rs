@@ -104,6 +104,31 @@ impl Flatness {
     }
 }
 
+/// `read` in a real omp at one concurrency: per round the rate of the loop inside the process, and the
+/// segment over HTTP.
+pub(crate) struct InOmp {
+    pub(crate) concurrency: usize,
+    pub(crate) rounds: Vec<(f64, Segment)>,
+}
+
+impl InOmp {
+    fn in_process(&self) -> f64 {
+        median(self.rounds.iter().map(|(rate, _)| *rate))
+    }
+
+    fn over_http(&self) -> f64 {
+        median(self.rounds.iter().map(|(_, segment)| segment.rate()))
+    }
+
+    fn micros(&self, share: f64) -> f64 {
+        median(self.rounds.iter().map(|(_, segment)| segment.percentile(share).as_secs_f64() * 1e6))
+    }
+
+    fn share(&self) -> f64 {
+        median(self.rounds.iter().map(|(rate, segment)| segment.rate() / rate))
+    }
+}
+
 /// Everything one run found.
 pub(crate) struct Figures {
     pub(crate) load_average: f64,
@@ -113,6 +138,7 @@ pub(crate) struct Figures {
     pub(crate) idle: Memory,
     pub(crate) loaded: Memory,
     pub(crate) flatness: Option<Flatness>,
+    pub(crate) omp: Vec<InOmp>,
 }
 
 impl Figures {
@@ -134,6 +160,11 @@ impl Figures {
     fn times_original(row: &Row) -> Option<f64> {
         let original = ORIGINAL_LIST.iter().find(|(concurrency, _)| *concurrency == row.concurrency)?;
         Some(row.rate() / original.1)
+    }
+
+    /// `read` in a real omp against the loop inside it, the lowest over all concurrencies.
+    pub(crate) fn worst_in_omp(&self) -> Option<f64> {
+        self.omp.iter().map(InOmp::share).min_by(f64::total_cmp)
     }
 
     /// `tools/list` against the original, the lowest over all concurrencies.
@@ -186,6 +217,18 @@ fn write_table(text: &mut String, figures: &Figures) -> std::fmt::Result {
         )?;
     }
     writeln!(text)?;
+    for row in &figures.omp {
+        writeln!(
+            text,
+            "read in omp, {:>2} at once: {:.0}/s in the process, {:.0}/s over HTTP ({:.0} %), p50 {:.0} µs, p99 {:.0} µs",
+            row.concurrency,
+            row.in_process(),
+            row.over_http(),
+            row.share() * 100.0,
+            row.micros(0.50),
+            row.micros(0.99),
+        )?;
+    }
     for (when, memory) in [("idle", figures.idle), ("after the load", figures.loaded)] {
         writeln!(
             text,
@@ -217,6 +260,20 @@ pub(crate) fn json(figures: &Figures, misses: &[String]) -> Value {
             })
         })
         .collect();
+    let omp: Vec<Value> = figures
+        .omp
+        .iter()
+        .map(|row| {
+            json!({
+                "concurrency": row.concurrency,
+                "inProcessPerSecond": row.in_process(),
+                "overHttpPerSecond": row.over_http(),
+                "share": row.share(),
+                "p50Micros": row.micros(0.50),
+                "p99Micros": row.micros(0.99),
+            })
+        })
+        .collect();
     let memory = |memory: Memory| {
         json!({
             "residentKib": memory.resident_kib,
@@ -236,6 +293,7 @@ pub(crate) fn json(figures: &Figures, misses: &[String]) -> Value {
             "growthKib": flat.growth_kib(),
             "speedKept": flat.speed_kept(),
         })),
+        "readInOmp": omp,
         "misses": misses,
     })
 }

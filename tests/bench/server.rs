@@ -1,8 +1,9 @@
-//! The two servers under load, as child processes: `a2mcp demo` and the floor.
+//! The two servers under load, as child processes: the reference host with its sidecar, and the
+//! floor.
 //!
 //! The floor is this same binary: hyper on a `current_thread` runtime with TCP_NODELAY, as the
-//! sidecar has it, which reads each request and answers a fixed body. Both end when this process
-//! ends, however it ends: the floor at the end of its stdin, the demo by a signal.
+//! sidecar has it, which reads each request and answers a fixed body. Both live as long as their
+//! stdin is open, so nothing is left behind however this process ends.
 
 use std::convert::Infallible;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -20,167 +21,87 @@ use hyper::header::{CONTENT_TYPE, HeaderValue};
 use hyper::service::service_fn;
 use hyper::{Request as HttpRequest, Response};
 use hyper_util::rt::TokioIo;
-use rustix::process::{Pid, Signal, kill_process};
 use serde::Deserialize;
-use serde_json::{Value, json};
+use tempfile::{NamedTempFile, TempDir};
 use tokio::io::AsyncReadExt as _;
 use tokio::net::TcpListener;
 
-use crate::load::{COUNTER, Request, exchange};
+use crate::endpoint::Endpoint;
+use crate::load::Request;
 use crate::process;
 
-const PROTOCOL: &str = "2025-11-25";
 const START_LIMIT: Duration = Duration::from_secs(20);
-const STOP_LIMIT: Duration = Duration::from_secs(15);
+const STOP_LIMIT: Duration = Duration::from_secs(5);
 
-/// A running `a2mcp demo`.
+/// The reference host with a sidecar that serves.
 pub(crate) struct Bridge {
-    child: Child,
-    log: tempfile::NamedTempFile,
-    pub(crate) address: SocketAddr,
-    token: String,
-    /// The sidecar's, not the demo's.
+    host: Child,
+    _agent_dir: TempDir,
+    pub(crate) endpoint: Endpoint,
+    /// The sidecar's.
     pub(crate) pid: u32,
-    /// From the spawn of the demo (which spawns host and sidecar) to the first answered `initialize`.
+    /// From the spawn of the host, which spawns the sidecar, to the first answered request.
     pub(crate) first_answer: Duration,
-    session: String,
 }
 
-/// What the load sends.
-pub(crate) struct Requests {
-    pub(crate) ping: Request,
-    pub(crate) list: Request,
-    pub(crate) echo: Request,
-    pub(crate) floor: Option<Request>,
-}
-
+/// The line of the host that says that the sidecar serves.
 #[derive(Deserialize)]
 struct Ready {
     url: String,
-    token: String,
     pid: u32,
 }
 
 impl Bridge {
     pub(crate) fn start(binary: &Path, catalogue: &Path) -> Result<Self> {
-        let log = tempfile::NamedTempFile::new()?;
+        let agent_dir = tempfile::tempdir()?;
+        let log = NamedTempFile::new()?;
         let spawned = Instant::now();
-        let child = Command::new(binary)
-            .args(["demo", "--json", "--tools"])
+        let mut host = Command::new(binary)
+            .args(["reference-host", "--tools"])
             .arg(catalogue)
-            .stdin(Stdio::null())
+            .arg("--agent-dir")
+            .arg(agent_dir.path())
+            .env_remove("A2MCP_CONFIG")
+            .env_remove("A2MCP_AUDIT")
+            .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(log.reopen()?)
             .spawn()
             .with_context(|| format!("cannot start {}", binary.display()))?;
-        let mut bridge = Self {
-            child,
-            log,
-            address: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
-            token: String::new(),
-            pid: 0,
-            first_answer: Duration::ZERO,
-            session: String::new(),
-        };
-        bridge.meet(spawned).map_err(|error| {
-            let log = std::fs::read_to_string(bridge.log.path()).unwrap_or_default();
-            error.context(format!("`a2mcp demo` did not come up (it said: {:?})", log.trim()))
+        let met = Self::meet(&mut host, agent_dir.path(), spawned);
+        let (endpoint, pid, first_answer) = met.map_err(|error| {
+            let said = std::fs::read_to_string(log.path()).unwrap_or_default();
+            error.context(format!("the reference host did not come up (it said: {:?})", said.trim()))
         })?;
-        Ok(bridge)
+        Ok(Self { host, _agent_dir: agent_dir, endpoint, pid, first_answer })
     }
 
-    fn meet(&mut self, spawned: Instant) -> Result<()> {
-        let ready: Ready = serde_json::from_str(&first_line(&mut self.child)?)?;
-        let authority = ready.url.strip_prefix("http://").context("the demo's URL is not http://")?;
-        let authority = authority.split('/').next().unwrap_or_default();
-        self.address = authority.parse().with_context(|| format!("no address: {authority}"))?;
-        self.token = ready.token;
-        self.pid = ready.pid;
-
-        let initialize = self.post(&json!({
-            "jsonrpc": "2.0", "id": 0, "method": "initialize",
-            "params": {
-                "protocolVersion": PROTOCOL, "capabilities": {},
-                "clientInfo": { "name": "a2mcp-bench", "version": "1" },
-            },
-        }))?;
-        let reply = exchange(self.address, &initialize)?;
-        self.first_answer = spawned.elapsed();
-        ensure!(reply.status == 200, "initialize was answered with status {}", reply.status);
-        self.session = reply.header("mcp-session-id").context("initialize opened no session")?.to_owned();
-        let initialized = self.post(&json!({ "jsonrpc": "2.0", "method": "notifications/initialized" }))?;
-        let reply = exchange(self.address, &initialized)?;
-        ensure!(reply.status == 202, "notifications/initialized was answered with status {}", reply.status);
-
-        let command_line = process::command_line(self.pid)?;
+    fn meet(host: &mut Child, agent_dir: &Path, spawned: Instant) -> Result<(Endpoint, u32, Duration)> {
+        let line = first_line(host)?;
+        let ready: Ready = serde_json::from_str(&line).with_context(|| format!("not ready but: {line}"))?;
+        let endpoint = Endpoint::open(address_of(&ready.url)?, agent_dir)?;
+        let first_answer = spawned.elapsed();
+        endpoint.initialized()?;
+        let command_line = process::command_line(ready.pid)?;
         ensure!(command_line.contains("sidecar"), "`pid` is not the sidecar's but of: {command_line}");
-        Ok(())
+        Ok((endpoint, ready.pid, first_answer))
     }
 
-    /// The requests of the load, each tried once.
-    pub(crate) fn requests(&self) -> Result<Requests> {
-        let counter: u64 = COUNTER.parse()?;
-        let request = |method: &str, params: Value| -> Result<Vec<u8>> {
-            let mut message = json!({ "jsonrpc": "2.0", "id": counter, "method": method });
-            if !params.is_null() {
-                message["params"] = params;
-            }
-            self.post(&message)
-        };
-        let ping = Request::calibrate(self.address, request("ping", Value::Null)?, |answer| {
-            ensure!(answer["result"] == json!({}));
-            Ok(())
-        })?;
-        let list = Request::calibrate(self.address, request("tools/list", Value::Null)?, |answer| {
-            let tools = answer["result"]["tools"].as_array().context("no tools")?;
-            ensure!(tools.iter().any(|tool| tool["name"] == "echo"), "no tool `echo`");
-            Ok(())
-        })?;
-        let text = format!("bench {COUNTER}");
-        let params = json!({ "name": "echo", "arguments": { "text": text } });
-        let echo = Request::calibrate(self.address, request("tools/call", params)?, |answer| {
-            let result = &answer["result"];
-            ensure!(result["isError"] != true, "the tool failed");
-            ensure!(result["content"][0]["text"].as_str().is_some_and(|echoed| echoed.contains(&text)));
-            Ok(())
-        })?;
-        Ok(Requests { ping, list, echo, floor: None })
-    }
-
-    fn post(&self, message: &Value) -> Result<Vec<u8>> {
-        let body = serde_json::to_vec(message)?;
-        let mut bytes = Vec::new();
-        write!(bytes, "POST /mcp HTTP/1.1\r\nHost: {}\r\n", self.address)?;
-        write!(bytes, "Authorization: Bearer {}\r\n", self.token)?;
-        write!(bytes, "Content-Type: application/json\r\nAccept: application/json, text/event-stream\r\n")?;
-        if !self.session.is_empty() {
-            write!(bytes, "Mcp-Session-Id: {}\r\nMCP-Protocol-Version: {PROTOCOL}\r\n", self.session)?;
-        }
-        write!(bytes, "Content-Length: {}\r\n\r\n", body.len())?;
-        bytes.extend_from_slice(&body);
-        Ok(bytes)
-    }
-
-    /// Interrupts the demo and waits until it and the sidecar are gone.
+    /// Ends the host as its own end would, and waits until it and the sidecar are gone.
     pub(crate) fn stop(mut self) -> Result<()> {
-        let pid = Pid::from_child(&self.child);
-        kill_process(pid, Signal::INT).context("cannot stop the demo")?;
+        drop(self.host.stdin.take());
         let deadline = Instant::now() + STOP_LIMIT;
-        while self.child.try_wait()?.is_none() || process::memory(self.pid).is_ok() {
-            ensure!(Instant::now() < deadline, "the demo or its sidecar did not end within {STOP_LIMIT:?}");
+        while self.host.try_wait()?.is_none() || process::memory(self.pid).is_ok() {
+            ensure!(Instant::now() < deadline, "host or sidecar did not end within {STOP_LIMIT:?}");
             std::thread::sleep(Duration::from_millis(10));
         }
         Ok(())
     }
 }
 
-impl Drop for Bridge {
-    fn drop(&mut self) {
-        // Reached with a live child only on the way out of a failure.
-        if let Ok(None) = self.child.try_wait() {
-            let _ = kill_process(Pid::from_child(&self.child), Signal::INT);
-        }
-    }
+fn address_of(url: &str) -> Result<SocketAddr> {
+    let authority = url.strip_prefix("http://").and_then(|rest| rest.split('/').next());
+    authority.and_then(|authority| authority.parse().ok()).with_context(|| format!("no address in {url}"))
 }
 
 /// The floor, as a child process.

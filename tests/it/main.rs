@@ -1,4 +1,26 @@
-//! Quick integration tests.
+//! The quick tests: real sidecar processes, real frames, real HTTP, all on loopback.
+//!
+//! One file per boundary or promise: `endpoint` (who may knock and in which order that is judged),
+//! `messages` (JSON-RPC shapes, ids, byte fidelity), `sessions`, `catalogue`, `calls`, `frames`
+//! (hostile ones), `life` (start, stop, death, ports), `audit`, `operate` (the command line), `load`
+//! (limits and crowds), `schema` (the fixtures of `ipc-schema/`), `shim` (the Rust shim against a
+//! scripted sidecar), `refhost` (the reference host and `a2mcp demo` as processes).
 
+#![allow(clippy::unwrap_used, missing_docs)]
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod audit;
+mod calls;
+mod catalogue;
+mod endpoint;
+mod frames;
+mod life;
+mod load;
+mod messages;
+mod operate;
 mod schema;
+mod refhost;
+mod sessions;
 mod shim;

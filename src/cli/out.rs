@@ -1,0 +1,40 @@
+//! What the command line shows. Results go to stdout through [`print()`], everything said *about* them
+//! to stderr through [`note`]; so `a2mcp … > file` always gets the result alone. Never used by a
+//! sidecar, whose stdout is the frame protocol.
+
+use std::borrow::Cow;
+use std::io::{self, IsTerminal, Write};
+
+use crate::text;
+
+/// Writes `text` and a line feed (unless it ends in one) to stdout. A reader that went away (`| head`)
+/// is no error; a full disk is.
+pub fn print(text: &str) -> io::Result<()> {
+    let end: &[u8] = if text.is_empty() || text.ends_with('\n') { b"" } else { b"\n" };
+    let mut stdout = io::stdout().lock();
+    let result =
+        stdout.write_all(text.as_bytes()).and_then(|()| stdout.write_all(end)).and_then(|()| stdout.flush());
+    match result {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        result => result,
+    }
+}
+
+/// Like [`print()`], for text that somebody else wrote: harmless on a terminal, verbatim in a pipe.
+pub fn print_foreign(text: &str) -> io::Result<()> {
+    print(&for_stdout(text))
+}
+
+/// Says something to the person on stderr, as one line. Nothing can be done when that fails.
+pub fn note(message: &str) {
+    let _ = writeln!(io::stderr().lock(), "a2mcp: {}", text::clean(message, 2000));
+}
+
+/// Like [`note`], for a text of our own with several lines.
+pub fn explain(message: &str) {
+    let _ = writeln!(io::stderr().lock(), "{}", text::clean_block(message));
+}
+
+fn for_stdout(text: &str) -> Cow<'_, str> {
+    if io::stdout().is_terminal() { text::clean_block(text) } else { Cow::Borrowed(text) }
+}
