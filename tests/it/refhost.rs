@@ -11,7 +11,7 @@ use a2mcp::process::Identity;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use crate::support::http::Session;
+use crate::support::http::Client;
 use crate::support::{SOON, binary, eventually};
 
 /// What a dead host may take to leave nothing behind (contract 15).
@@ -108,8 +108,8 @@ impl Host {
         identity(&self.ready["pid"])
     }
 
-    fn session(&self) -> Session {
-        Session::initialize(self.port(), &token(self.dir.path()))
+    fn session(&self) -> Client {
+        Client::initialize(self.port(), &token(self.dir.path()))
     }
 
     fn executions(&self) -> Vec<(String, String)> {
@@ -142,10 +142,10 @@ fn gone(processes: &[Identity]) -> Duration {
 }
 
 fn text(result: &Value) -> &str {
-    result["result"]["content"][0]["text"].as_str().unwrap_or_else(|| panic!("no text in {result}"))
+    result["content"][0]["text"].as_str().unwrap_or_else(|| panic!("no text in {result}"))
 }
 
-fn call(session: &mut Session, tool: &str, arguments: &Value) -> Value {
+fn call(session: &mut Client, tool: &str, arguments: &Value) -> Value {
     session.call(tool, &arguments.to_string())
 }
 
@@ -160,12 +160,12 @@ fn every_demo_tool_does_its_work() {
     let names = call(&mut session, "list", &json!({ "path": host.dir.path() }));
     assert!(text(&names).lines().any(|name| name == "new/"), "{names}");
     let failed = call(&mut session, "bash", &json!({ "command": "echo hi; exit 3" }));
-    assert_eq!((text(&failed), &failed["result"]["isError"]), ("hi\n[exit code 3]", &json!(true)));
+    assert_eq!((text(&failed), &failed["isError"]), ("hi\n[exit code 3]", &json!(true)));
     let image = call(&mut session, "image", &json!({}));
-    assert_eq!(image["result"]["content"][0]["mimeType"], "image/png");
+    assert_eq!(image["content"][0]["mimeType"], "image/png");
     assert_eq!(text(&call(&mut session, "sleep", &json!({ "ms": 1 }))), "slept 1 ms");
     let thrown = call(&mut session, "fail", &json!({ "message": "no" }));
-    assert_eq!((text(&thrown), &thrown["result"]["isError"]), ("no", &json!(true)));
+    assert_eq!((text(&thrown), &thrown["isError"]), ("no", &json!(true)));
     let echoed = session.call("echo", r#"{"z":1.50,"a":12345678901234567890123}"#);
     assert_eq!(text(&echoed), r#"{"z":1.50,"a":12345678901234567890123}"#);
     assert!(text(&call(&mut session, "read", &json!({}))).contains("missing field `path`"));
@@ -182,7 +182,7 @@ fn tools_of_a_file_are_listed_as_they_are_and_changes_are_announced() {
         .unwrap();
     let mut host = Host::start(&["--tools", file.to_str().unwrap()]);
     let mut session = host.session();
-    let names = |session: &mut Session| -> Vec<String> {
+    let names = |session: &mut Client| -> Vec<String> {
         let list = session.rpc("tools/list", "{}");
         let tools = list["result"]["tools"].as_array().unwrap().clone();
         tools.iter().map(|tool| tool["name"].as_str().unwrap().to_owned()).collect()
@@ -357,7 +357,7 @@ fn a_demo_prints_one_line_serves_and_leaves_nothing_after_an_interrupt() {
         assert_eq!(std::fs::metadata(demo.dir()).unwrap().permissions().mode() & 0o777, 0o700);
         let url = demo.ready["url"].as_str().unwrap();
         let port = url.trim_end_matches('/').rsplit(':').next().unwrap().parse().unwrap();
-        let mut session = Session::initialize(port, demo.ready["token"].as_str().unwrap());
+        let mut session = Client::initialize(port, demo.ready["token"].as_str().unwrap());
         assert_eq!(text(&call(&mut session, "bash", &json!({ "command": "echo $((6*7))" }))), "42\n");
         let processes = demo.processes();
         processes[0].signal(signal);
@@ -392,7 +392,7 @@ fn a_demo_outlives_its_sidecar() {
         a2mcp::process::listener_on(port).filter(|(pid, _)| *pid != sidecar.pid)
     });
     assert!(host.is_alive());
-    let mut session = Session::initialize(port, demo.ready["token"].as_str().unwrap());
+    let mut session = Client::initialize(port, demo.ready["token"].as_str().unwrap());
     assert_eq!(text(&call(&mut session, "echo", &json!({}))), "{}");
 }
 
