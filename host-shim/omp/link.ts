@@ -91,6 +91,11 @@ export class Link {
 		return this.#bytesRead;
 	}
 
+	/** Bytes that wait for the pipe. */
+	get queuedBytes(): number {
+		return this.#queuedBytes;
+	}
+
 	/** Asks the other side; rejects with {@link RequestFailed}. */
 	request(method: string, params: object): Promise<unknown> {
 		const id = `s${this.#nextId++}`;

@@ -43,6 +43,8 @@ pub(crate) fn measure(binary: &Path, pace: &Pace, next_id: &mut u64) -> Result<V
     let mut omp = Omp::start(binary)?;
     let arguments = json!({ "path": "small.txt" });
     let read = omp.endpoint.call("read", arguments.clone(), |text| text.contains("the first line"))?;
+    // omp adds a remark when the same file is read again and again.
+    let read = read.with_answers_of_any_length();
     let mut rows: Vec<InOmp> =
         CONCURRENCY.map(|concurrency| InOmp { concurrency, rounds: Vec::new() }).into();
     for _ in 0..pace.rounds {
