@@ -220,10 +220,11 @@ fn the_hosts_death_by_any_cause_leaves_nothing_behind() {
         let mut host = Host::start(&[]);
         let processes = [host.program.identity(), host.sidecar()];
         let left = host.dir.path().join("left");
+        let mut session = host.session();
         if cause != "SIGTERM" {
             // A call in flight, with a grandchild that holds what it inherited.
             let command = format!("sleep 300 & echo $! > {}; wait", left.display());
-            host.session().start_call("1", "bash", &json!({ "command": command }).to_string());
+            session.start_call("1", "bash", &json!({ "command": command }).to_string());
             eventually("the grandchild", || {
                 std::fs::read_to_string(&left).ok().filter(|pid| pid.ends_with('\n'))
             });
@@ -246,7 +247,8 @@ fn the_hosts_death_by_any_cause_leaves_nothing_behind() {
 #[test]
 fn a_second_signal_ends_the_host_at_once() {
     let mut host = Host::start(&[]);
-    host.session().start_call("1", "sleep", r#"{"seconds":300}"#);
+    let mut session = host.session();
+    session.start_call("1", "sleep", r#"{"seconds":300}"#);
     eventually("the call", || host.executions().iter().any(|(event, _)| event == "start").then_some(()));
     let processes = [host.program.identity(), host.sidecar()];
     let begun = Instant::now();
