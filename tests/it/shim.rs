@@ -12,7 +12,6 @@ use a2mcp::refhost::demo_tools::{DemoTools, Offer};
 use a2mcp::refhost::launch::{Exit, Launch, Sidecar};
 use a2mcp::refhost::shim::{Observer, Order, Shim, ShimConfig, ShimEnd, ShimHandle};
 use a2mcp::refhost::tools::HostState;
-use base64::Engine as _;
 use bytes::BytesMut;
 use futures_util::StreamExt;
 use serde_json::{Value, json};
@@ -21,6 +20,8 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::{JoinHandle, LocalSet};
 use tokio_util::codec::{Encoder, FramedRead};
 use tokio_util::sync::CancellationToken;
+
+use crate::schema::wire_fixtures;
 
 /// Everything here is answered at once; this only turns a hang into a failure.
 const SOON: Duration = Duration::from_secs(20);
@@ -567,45 +568,21 @@ fn notices_reach_the_observer_and_commands_the_sidecar() {
     });
 }
 
-#[derive(serde::Deserialize)]
-struct WireFixture {
-    name: String,
-    bytes: Value,
-    expect: Vec<Value>,
-}
-
-fn wire_bytes(bytes: &Value) -> Vec<u8> {
-    let decode =
-        |text: &Value| base64::engine::general_purpose::STANDARD.decode(text.as_str().unwrap()).unwrap();
-    match bytes {
-        Value::Array(pieces) => pieces
-            .iter()
-            .flat_map(|piece| match piece {
-                Value::Object(repeat) => decode(&repeat["repeat"])
-                    .repeat(usize::try_from(repeat["times"].as_u64().unwrap()).unwrap()),
-                text => decode(text),
-            })
-            .collect(),
-        text => decode(text),
-    }
-}
-
 /// Every wire fixture, in one piece and byte by byte: the shim lives on and still answers, or ends
 /// the link where the fixture says so and starts the next sidecar. Nothing hostile is answered.
 #[test]
 fn hostile_frames_are_survived() {
-    let fixtures: Vec<WireFixture> =
-        serde_json::from_str(include_str!("../../ipc-schema/fixtures/frames.json")).unwrap();
-    for fixture in &fixtures {
-        let bytes = wire_bytes(&fixture.bytes);
+    for fixture in &wire_fixtures() {
+        let bytes = fixture.bytes();
         let ends = fixture.expect.iter().any(|event| event.get("end").is_some());
         let is_cut = fixture.expect.iter().any(|event| event.get("incomplete").is_some());
         let step = if bytes.len() > 4096 { 997 } else { 1 };
         for step in [usize::MAX, step] {
+            let bytes = &bytes;
             check(|mut world| async move {
                 let mut sidecar = world.sidecar().await;
                 sidecar.greet().await;
-                for chunk in bytes_in(&wire_bytes(&fixture.bytes), step) {
+                for chunk in bytes.chunks(step.min(bytes.len()).max(1)) {
                     if sidecar.output.write_all(chunk).await.is_err() {
                         break;
                     }
@@ -631,8 +608,4 @@ fn hostile_frames_are_survived() {
             });
         }
     }
-}
-
-fn bytes_in(bytes: &[u8], step: usize) -> impl Iterator<Item = &[u8]> {
-    bytes.chunks(step.min(bytes.len()).max(1))
 }
