@@ -97,6 +97,17 @@ fn push_clean(out: &mut String, c: char) -> usize {
     out.len() - before
 }
 
+/// An error and what caused it, in one line.
+pub fn with_causes(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text.push_str(&format!(": {error}"));
+        cause = error.source();
+    }
+    text
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -31,6 +31,7 @@ use crate::host::link::{self, LinkEnd};
 use crate::host::stdio;
 use crate::mcp::session::Sessions;
 use crate::process::{self, Identity};
+use crate::text::with_causes;
 use crate::{control, http, state};
 
 /// Exit code of a refused config (contract 16).
@@ -228,16 +229,6 @@ async fn serve(
     let code = core.clone().until_the_end(owner, server).await;
     drop(control);
     code
-}
-
-fn with_causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push_str(&format!(": {error}"));
-        cause = error.source();
-    }
-    text
 }
 
 /// Why serving ends.

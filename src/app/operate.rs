@@ -28,7 +28,7 @@ pub async fn perform(core: Rc<Core>, request: Request) -> Reply {
             Ok(status) => Reply::Ok(status),
             Err(error) => Reply::Error(error.to_string()),
         },
-        Request::ReloadToken => match store::load(&core.dir) {
+        Request::ReloadToken => match aside(&core.dir, store::load).await {
             Ok(loaded) => {
                 core.take_token(loaded.token).await;
                 done("the new token is in force")
@@ -64,6 +64,18 @@ pub async fn perform(core: Rc<Core>, request: Request) -> Reply {
         }
         Request::Pause => core.pause(true).await,
         Request::Resume => core.pause(false).await,
+    }
+}
+
+/// Works on the config file beside the one thread everything else runs on: it may wait for a lock.
+async fn aside<T: Send + 'static>(
+    dir: &AgentDir,
+    work: impl FnOnce(&AgentDir) -> Result<T, ConfigError> + Send + 'static,
+) -> Result<T, ConfigError> {
+    let dir = dir.clone();
+    match tokio::task::spawn_blocking(move || work(&dir)).await {
+        Ok(done) => done,
+        Err(panic) => std::panic::resume_unwind(panic.into_panic()),
     }
 }
 
@@ -134,7 +146,7 @@ impl Rotated {
 /// # Errors
 /// When the config cannot be read or written; nothing has changed then.
 pub async fn rotate(dir: &AgentDir, own: Option<&Rc<Core>>) -> Result<Rotated, ConfigError> {
-    let token = store::rotate(dir)?;
+    let token = aside(dir, store::rotate).await?;
     let mut rotated = Rotated { token: token.clone(), told: 0, silent: Vec::new() };
     if let Some(core) = own {
         core.audit.write(Record::action("token", None, r#"{"action":"rotate"}"#, false)).await;

@@ -31,6 +31,8 @@ const QUEUE: usize = 1024;
 const HIGH_WATER: usize = 1 << 20;
 /// How often the shim is pinged.
 const PING_EVERY: Duration = Duration::from_secs(5);
+/// When the first ping goes out, so that the lag is soon known.
+const FIRST_PING: Duration = Duration::from_secs(1);
 /// A ping unanswered for so long, with no byte received, means a stalled host (contract 10).
 const STALLED_AFTER: Duration = Duration::from_secs(8);
 
@@ -312,7 +314,7 @@ impl Owner {
         mut commands: mpsc::Receiver<Command>,
     ) -> LinkEnd {
         let mut flushes: Vec<oneshot::Sender<()>> = Vec::new();
-        let mut pings = tokio::time::interval_at(tokio::time::Instant::now() + PING_EVERY, PING_EVERY);
+        let mut pings = tokio::time::interval_at(tokio::time::Instant::now() + FIRST_PING, PING_EVERY);
         pings.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut ping_id = None;
         loop {
