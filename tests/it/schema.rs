@@ -11,7 +11,10 @@ use jsonschema::Validator;
 use serde::Deserialize;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::LazyLock;
 use tokio_util::codec::Decoder;
+
+use crate::support::Host;
 
 const SCHEMA: &str = include_str!("../../ipc-schema/a2mcp-frames.schema.json");
 const MESSAGES: &str = include_str!("../../ipc-schema/fixtures/messages.json");
@@ -56,6 +59,40 @@ fn validator(def: &str) -> Result<Validator> {
     root.remove("anyOf");
     root.insert("$ref".into(), format!("#/$defs/{def}").into());
     Ok(jsonschema::draft202012::new(&schema)?)
+}
+
+/// Fails unless the schema accepts `message` as sent by a `"shim"` or a `"sidecar"`.
+pub(crate) fn assert_speaks(from: &str, message: &Value) {
+    static SHIM: LazyLock<Validator> = LazyLock::new(|| validator("fromShim").unwrap());
+    static SIDECAR: LazyLock<Validator> = LazyLock::new(|| validator("fromSidecar").unwrap());
+    let validator = if from == "shim" { &SHIM } else { &SIDECAR };
+    assert!(validator.is_valid(message), "no {from} may send {message}");
+}
+
+/// What a real sidecar sends is what the schema says.
+#[test]
+fn a_sidecar_speaks_as_the_schema_says() {
+    let host = Host::start();
+    let mut client = host.client();
+    assert_eq!(client.call_text("echo", r#"{"a":1}"#), r#"{"a":1}"#);
+    client.call_text("fail", "{}");
+    client.start_call("9", "hang", "{}");
+    host.call_frame("hang");
+    let cancel = r#"{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":9}}"#;
+    client.again().post(cancel);
+    host.frame(|frame| frame["method"] == "notifications/cancelled");
+    host.send(r#"{"jsonrpc":"2.0","id":"p","method":"bridge/ping","params":{}}"#);
+    host.send(r#"{"jsonrpc":"2.0","id":"c","method":"bridge/command","params":{"argv":["status"]}}"#);
+    let command = host.frame(|frame| frame["id"] == "c");
+    assert!(validator("commandResponse").unwrap().is_valid(&command), "{command}");
+    host.send(r#"{"jsonrpc":"2.0","id":"s","method":"bridge/stop","params":{"graceMs":0}}"#);
+    host.frame(|frame| frame["method"] == "bridge/goodbye");
+    host.drained();
+    for frame in host.frames() {
+        assert_speaks("sidecar", &serde_json::from_str(&frame).unwrap());
+    }
+    let hello = host.frame(|frame| frame["id"] == "hello");
+    assert!(validator("helloResponse").unwrap().is_valid(&hello), "{hello}");
 }
 
 #[test]

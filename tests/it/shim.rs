@@ -21,7 +21,7 @@ use tokio::task::{JoinHandle, LocalSet};
 use tokio_util::codec::{Encoder, FramedRead};
 use tokio_util::sync::CancellationToken;
 
-use crate::schema::wire_fixtures;
+use crate::schema::{assert_speaks, wire_fixtures};
 
 /// Everything here is answered at once; this only turns a hang into a failure.
 const SOON: Duration = Duration::from_secs(20);
@@ -69,7 +69,11 @@ impl Fake {
 
     async fn receive(&mut self) -> Option<Value> {
         let frame = tokio::time::timeout(SOON, self.input.next()).await.expect("a frame, or the end");
-        frame.map(|frame| serde_json::from_slice(&frame.unwrap()).unwrap())
+        frame.map(|frame| {
+            let message = serde_json::from_slice(&frame.unwrap()).unwrap();
+            assert_speaks("shim", &message);
+            message
+        })
     }
 
     /// Takes the hello and answers it; returns its parameters when the shim has read the answer.
