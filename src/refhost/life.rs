@@ -173,7 +173,7 @@ impl Life {
                 Some(report) = core.reports.recv(), if serves && has_room => self.report(report),
                 () = state.changed.notified(), if serves => self.send_state(core),
                 order = orders.recv(), if orders_open => match order {
-                    Some(order) => self.obey(order),
+                    Some(order) => self.obey(core, order),
                     None => orders_open = false,
                 },
                 () = tokio::time::sleep_until(self.liveness.due().into()), if exit.is_none() => {
@@ -391,7 +391,7 @@ impl Life {
         }
     }
 
-    fn obey(&mut self, order: Order) {
+    fn obey(&mut self, core: &Core, order: Order) {
         match order {
             Order::Stop(grace) if self.phase == Phase::Serving => {
                 self.stopped_by_us = true;
@@ -404,6 +404,7 @@ impl Life {
             // Nothing runs yet, or nothing may: the end of its input is what a sidecar follows.
             Order::Stop(_) | Order::StopNow => {
                 self.stopped_by_us = true;
+                core.cancel_all();
                 self.phase = Phase::Closing;
                 self.out.clear();
                 self.writer = None;
@@ -411,6 +412,7 @@ impl Life {
             }
             Order::Kill => {
                 self.stopped_by_us = true;
+                core.cancel_all();
                 self.kill.cancel();
             }
             order if self.phase != Phase::Serving => refuse(order),

@@ -20,7 +20,7 @@ mod life;
 mod load;
 mod messages;
 mod operate;
-mod schema;
 mod refhost;
+mod schema;
 mod sessions;
 mod shim;
