@@ -212,8 +212,8 @@ impl Reactor {
                 break;
             }
             let text = String::from_utf8(payload).expect("frames are UTF-8");
+            self.frames.seen.lock().unwrap().push(text.clone());
             self.react(&text);
-            self.frames.seen.lock().unwrap().push(text);
             self.frames.changed.notify_all();
         }
         *self.frames.ended.lock().unwrap() = true;
