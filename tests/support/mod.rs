@@ -78,6 +78,8 @@ pub struct Setup {
     pub first: Option<Vec<u8>>,
     /// Answer `tools/list`.
     pub lists: bool,
+    /// Shell commands before the sidecar takes their process over.
+    pub before: String,
 }
 
 impl Default for Setup {
@@ -96,6 +98,7 @@ impl Default for Setup {
             hello: serde_json::json!({}),
             first: None,
             lists: true,
+            before: String::new(),
         }
     }
 }
@@ -129,6 +132,12 @@ impl Setup {
     /// Sends these bytes instead of `bridge/hello`.
     pub fn first(mut self, bytes: Vec<u8>) -> Self {
         self.first = Some(bytes);
+        self
+    }
+
+    /// Runs these shell commands in the process that becomes the sidecar.
+    pub fn before(mut self, commands: &str) -> Self {
+        self.before = commands.into();
         self
     }
 
@@ -168,7 +177,9 @@ impl Setup {
         }
         let stderr =
             std::fs::OpenOptions::new().append(true).create(true).open(dir.path().join("a2mcp.start.stderr"));
-        let mut child = Command::new(binary())
+        let mut child = Command::new("sh")
+            .args(["-c", &format!("{}\nexec \"$0\" \"$@\"", self.before)])
+            .arg(binary())
             .args(["sidecar", "--agent-dir"])
             .arg(dir.path())
             .env_remove("A2MCP_CONFIG")
