@@ -170,7 +170,7 @@ async fn serve(
     if let Err(error) = log::move_to(&dir.stderr(port)) {
         warnings.push(format!("the log stays in {}: {error}", dir.start_stderr().display()));
     }
-    let mut sessions = Sessions::default();
+    let mut sessions = Sessions::unsaved();
     match state::read(&dir.state_file(port)) {
         Ok(Some(state)) if state.is_bound_to(&loaded.token) => sessions.restore(state.sessions, now_ms()),
         Ok(_) => {}
@@ -194,6 +194,8 @@ async fn serve(
         tasks,
         sessions,
     });
+    // At once, not at the first session: it says that this port's holder lives (contract 13).
+    core.write_state();
     core.inherit_calls();
     let owner = tokio::task::spawn_local(unstarted.run(Rc::new(Shim(core.clone()))));
     let operator = core.clone();
