@@ -21,8 +21,30 @@ pub const BINARY_FILE: &str = "binary.json";
 /// A file of the shim: its path inside the extension directory, and its text.
 pub type ShimFile = (&'static str, &'static str);
 
-/// The shim for omp. The one list of its files.
-pub const OMP_SHIM: &[ShimFile] = &[];
+macro_rules! shim_files {
+    ($($name:literal)*) => { &[$(($name, include_str!(concat!("../../host-shim/omp/", $name)))),*] };
+}
+
+/// The shim for omp: what its `package.json` names as its files, and that file itself.
+pub const OMP_SHIM: &[ShimFile] = shim_files![
+    "approvals.ts"
+    "bridge.ts"
+    "calls.ts"
+    "cards.ts"
+    "catalogue.ts"
+    "command.ts"
+    "environment.ts"
+    "frames.ts"
+    "index.ts"
+    "link.ts"
+    "main.ts"
+    "notices.ts"
+    "outcome.ts"
+    "package.json"
+    "progress.ts"
+    "results.ts"
+    "supervisor.ts"
+];
 
 /// Arguments of `a2mcp install omp` and `a2mcp uninstall omp`.
 #[derive(Clone, Copy, Debug, Default, clap::Args)]
@@ -258,6 +280,24 @@ fn shown(path: &Path) -> String {
 mod tests {
     use super::*;
     use crate::config::Env;
+
+    #[test]
+    fn the_embedded_shim_is_what_its_package_json_names() {
+        #[derive(Deserialize)]
+        struct Package {
+            files: Vec<String>,
+            version: String,
+        }
+        let embedded = |wanted: &str| OMP_SHIM.iter().find(|(name, _)| *name == wanted).unwrap().1;
+        let package: Package = serde_json::from_str(embedded("package.json")).unwrap();
+        let mut expected = package.files;
+        expected.push("package.json".into());
+        expected.sort();
+        let mut names: Vec<_> = OMP_SHIM.iter().map(|(name, _)| *name).collect();
+        names.sort_unstable();
+        assert_eq!(names, expected);
+        assert_eq!(package.version, env!("CARGO_PKG_VERSION"), "shim and binary carry one version");
+    }
 
     const FILES: &[ShimFile] = &[("index.ts", "export default 1;\n"), ("lib/frames.ts", "// frames\n")];
     const FORCE: OmpArgs = OmpArgs { force: true };

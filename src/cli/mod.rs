@@ -1,8 +1,13 @@
 //! The command line (contract 16): arguments, exit codes, what a terminal shows.
 //!
-//! One file per family of commands: [`operate`] asks running sidecars. Results go to stdout and what
-//! is said about them to stderr, both through [`out`].
+//! One file per family of commands: [`operate`] asks running sidecars, [`client`] is an MCP client,
+//! [`connect`] configures other clients, [`install`] puts the shim into a host, [`doctor`] looks for
+//! what is wrong. Results go to stdout and what is said about them to stderr, both through [`out`].
 
+pub mod client;
+pub mod connect;
+pub mod doctor;
+pub mod install;
 pub mod operate;
 pub mod out;
 
@@ -12,7 +17,8 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 use crate::app::life;
-use crate::config::{AgentDir, Env};
+use crate::config::{AgentDir, Env, store};
+use crate::refhost;
 
 /// Exit codes that every command shares (contract 16).
 pub mod exit {
@@ -42,8 +48,33 @@ struct Cli {
 enum Command {
     /// What a host's shim spawns: frames on stdin and stdout.
     Sidecar(SidecarArgs),
+    /// Serves a few harmless tools, no agent needed, until interrupted.
+    Demo(refhost::demo::DemoArgs),
+    /// The demo's host: plays the shim's part in a process of its own.
+    #[command(hide = true)]
+    ReferenceHost(refhost::host::HostArgs),
     #[command(flatten)]
     Operate(operate::Operate),
+    /// Looks for what is wrong and says what to do about it.
+    Doctor(doctor::DoctorArgs),
+    /// Prints the configuration of a client for this bridge.
+    Connect(connect::ConnectArgs),
+    /// Lists the tools of a bridge.
+    Tools(client::ClientArgs),
+    /// Calls a tool of a bridge.
+    Call(client::CallArgs),
+    /// Puts the shim into a host.
+    #[command(subcommand)]
+    Install(Install),
+    /// Takes the shim out of a host; config and audit stay.
+    #[command(subcommand)]
+    Uninstall(Install),
+}
+
+#[derive(Subcommand)]
+enum Install {
+    /// The extension for Oh My Pi, in its agent directory.
+    Omp(install::OmpArgs),
 }
 
 #[derive(clap::Args)]
@@ -67,10 +98,115 @@ pub fn main() -> ExitCode {
     };
     let env = Env::capture();
     let given = cli.agent_dir.map(|root| AgentDir::new(root, &env));
-    match cli.command {
-        Command::Sidecar(args) => sidecar(given, &args),
-        Command::Operate(command) => operate::run(command, given, &env),
+    let done = match cli.command {
+        Command::Sidecar(args) => return sidecar(given, &args),
+        Command::Demo(args) => return demo(&args, &env),
+        Command::ReferenceHost(mut args) => {
+            let Some(dir) = given else {
+                out::note("`a2mcp reference-host` needs --agent-dir DIR; try `a2mcp demo`");
+                return ExitCode::from(exit::USAGE);
+            };
+            args.agent_dir = dir.root().to_owned();
+            return refhost::host::run(&args, &env);
+        }
+        Command::Operate(command) => blocking(operate::perform(command, given, &env)),
+        Command::Doctor(args) => blocking(doctor::run(args, given, &env)),
+        Command::Connect(args) => blocking(connect(args, given, &env)),
+        Command::Tools(args) => blocking(async {
+            let bridge = reach(&args, given, &env).await;
+            Ok(match bridge {
+                Ok(bridge) => client::tools(&bridge, &args).await,
+                Err(code) => code,
+            })
+        }),
+        Command::Call(args) => blocking(async {
+            let bridge = reach(&args.client, given, &env).await;
+            Ok(match bridge {
+                Ok(bridge) => client::call(&bridge, &args).await,
+                Err(code) => code,
+            })
+        }),
+        Command::Install(Install::Omp(args)) => blocking(async {
+            let dir = operate::agent_dir(given, &env).await?;
+            let binary = install::this_binary().map_err(|error| error.to_string())?;
+            let done = install::install(&dir, install::OMP_SHIM, &binary, args);
+            operate::print(&done.map_err(|error| crate::text::with_causes(&error))?)
+        }),
+        Command::Uninstall(Install::Omp(args)) => blocking(async {
+            let dir = operate::agent_dir(given, &env).await?;
+            let done = install::uninstall(&dir, args);
+            operate::print(&done.map_err(|error| crate::text::with_causes(&error))?)
+        }),
+    };
+    ExitCode::from(done.unwrap_or_else(|error| {
+        out::note(&error);
+        exit::FAILED
+    }))
+}
+
+/// Runs a command that needs a runtime for a while; its exit code, or why it failed.
+fn blocking(command: impl Future<Output = Result<u8, String>>) -> Result<u8, String> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| format!("cannot start: {error}"))?;
+    tokio::task::LocalSet::new().block_on(&runtime, command)
+}
+
+fn demo(args: &refhost::demo::DemoArgs, env: &Env) -> ExitCode {
+    match refhost::demo::run(args, env, &mut out::Stdout) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            out::note(&error.to_string());
+            ExitCode::from(error.exit_code())
+        }
     }
+}
+
+/// The bridge that `tools` and `call` mean: the one named, else the sidecar that runs here.
+async fn reach(
+    args: &client::ClientArgs,
+    given: Option<AgentDir>,
+    env: &Env,
+) -> Result<client::Endpoint, u8> {
+    let bridge = async {
+        let (url, token) = match (&args.url, &args.token_file) {
+            (Some(url), Some(file)) => (url.clone(), client::read_token(file)?),
+            (url, file) => {
+                let (running, token) =
+                    operate::local_bridge(given, env).await.map_err(client::Failure::Unreachable)?;
+                let token = match file {
+                    Some(file) => client::read_token(file)?,
+                    None => token,
+                };
+                (url.clone().unwrap_or(running), token)
+            }
+        };
+        client::Endpoint::new(&url, &token)
+    };
+    bridge.await.map_err(|failure| {
+        out::note(&failure.to_string());
+        client::exit_code(&failure)
+    })
+}
+
+async fn connect(args: connect::ConnectArgs, given: Option<AgentDir>, env: &Env) -> Result<u8, String> {
+    let named = args.token_file.as_deref().map(client::read_token).transpose();
+    let named = named.map_err(|failure| failure.to_string())?;
+    let bridge = match (args.url, named) {
+        (Some(url), token @ Some(_)) => connect::Bridge { url, token },
+        (Some(url), None) => {
+            let dir = operate::agent_dir(given, env).await?;
+            let (config, _) = store::load_readonly(&dir).map_err(|error| error.to_string())?;
+            connect::Bridge { url, token: config.token }
+        }
+        (None, named) => {
+            let (url, token) = operate::local_bridge(given, env).await?;
+            connect::Bridge { url, token: Some(named.unwrap_or(token)) }
+        }
+    };
+    let guide = connect::guide(args.client, &bridge, args.timeout, args.env);
+    let printed = operate::print(&guide.config)?;
+    out::explain(&guide.note);
+    Ok(printed)
 }
 
 fn sidecar(dir: Option<AgentDir>, args: &SidecarArgs) -> ExitCode {

@@ -2,17 +2,15 @@
 
 use std::io::{Read as _, Seek as _, SeekFrom};
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Subcommand;
-use tokio::task::LocalSet;
 use tokio_util::task::TaskTracker;
 
-use super::{exit, out};
+use super::out;
 use crate::app::operate as app;
 use crate::audit::{Audit, Record};
-use crate::config::{AgentDir, Env, store};
+use crate::config::{AgentDir, Env, Token, store};
 use crate::control::status::{self, Status};
 use crate::control::{self, Found, Reply, Request};
 
@@ -88,22 +86,11 @@ pub struct Reading {
     which: Which,
 }
 
-/// Runs one command.
-pub fn run(command: Operate, dir: Option<AgentDir>, env: &Env) -> ExitCode {
-    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
-        Ok(runtime) => runtime,
-        Err(error) => return failed(&format!("cannot start: {error}")),
-    };
-    let local = LocalSet::new();
-    local.block_on(&runtime, perform(command, dir, env)).unwrap_or_else(|error| failed(&error))
-}
-
-fn failed(message: &str) -> ExitCode {
-    out::note(message);
-    ExitCode::from(exit::FAILED)
-}
-
-async fn perform(command: Operate, dir: Option<AgentDir>, env: &Env) -> Result<ExitCode, String> {
+/// Does one command; its exit code, or why it failed.
+///
+/// # Errors
+/// For people.
+pub async fn perform(command: Operate, dir: Option<AgentDir>, env: &Env) -> Result<u8, String> {
     let grace_ms = |ending: &Ending| ending.grace.saturating_mul(1000);
     match command {
         Operate::Status(which) => show_status(which, dir).await,
@@ -155,8 +142,12 @@ async fn perform(command: Operate, dir: Option<AgentDir>, env: &Env) -> Result<E
     }
 }
 
-fn print(text: &str) -> Result<ExitCode, String> {
-    out::print(text).map(|()| ExitCode::SUCCESS).map_err(|error| format!("cannot write the output: {error}"))
+/// Prints a result.
+///
+/// # Errors
+/// When stdout does not take it.
+pub fn print(text: &str) -> Result<u8, String> {
+    out::print(text).map(|()| 0).map_err(|error| format!("cannot write the output: {error}"))
 }
 
 /// All sidecars of this user that answered, of `dir` if one was named; those that did not are named.
@@ -222,7 +213,19 @@ pub async fn agent_dir(given: Option<AgentDir>, env: &Env) -> Result<AgentDir, S
     Ok(AgentDir::new(root, env))
 }
 
-async fn show_status(which: Which, dir: Option<AgentDir>) -> Result<ExitCode, String> {
+/// URL and token of the sidecar that runs here.
+///
+/// # Errors
+/// When there is none, or several, or its config cannot be read.
+pub async fn local_bridge(given: Option<AgentDir>, env: &Env) -> Result<(String, Token), String> {
+    let which = Which { pid: None, json: false };
+    let status = choose(&which, given.as_ref()).await?;
+    let dir = given.unwrap_or_else(|| AgentDir::new(&status.agent_dir, env));
+    let (config, _) = store::load_readonly(&dir).map_err(|error| error.to_string())?;
+    Ok((status.url, config.token.ok_or("the config holds no token")?))
+}
+
+async fn show_status(which: Which, dir: Option<AgentDir>) -> Result<u8, String> {
     if which.pid.is_none() && !which.json {
         let running = running(dir.as_ref()).await?;
         if running.len() > 1 {
@@ -237,7 +240,7 @@ async fn show_status(which: Which, dir: Option<AgentDir>) -> Result<ExitCode, St
     print(&status::render(&status))
 }
 
-async fn ask(which: &Which, dir: Option<AgentDir>, request: Request) -> Result<ExitCode, String> {
+async fn ask(which: &Which, dir: Option<AgentDir>, request: Request) -> Result<u8, String> {
     let (socket, _) = choose_with_socket(which, dir.as_ref()).await?;
     match control::ask(&socket, &request).await {
         Ok(Reply::Ok(value)) if which.json => print(&value.to_string()),
@@ -247,7 +250,7 @@ async fn ask(which: &Which, dir: Option<AgentDir>, request: Request) -> Result<E
     }
 }
 
-async fn rotate(dir: &AgentDir) -> Result<ExitCode, String> {
+async fn rotate(dir: &AgentDir) -> Result<u8, String> {
     let rotated = app::rotate(dir, None).await.map_err(|error| error.to_string())?;
     let audit = Audit::start(dir.audit_file(), &TaskTracker::new());
     audit.write(Record::action("token", None, r#"{"action":"rotate"}"#, false)).await;
@@ -263,7 +266,7 @@ async fn rotate(dir: &AgentDir) -> Result<ExitCode, String> {
 }
 
 /// Prints a file and its older generation, and goes on with it if wanted.
-async fn show_file(path: &Path, follow: bool) -> Result<ExitCode, String> {
+async fn show_file(path: &Path, follow: bool) -> Result<u8, String> {
     let mut old = path.as_os_str().to_owned();
     old.push(".1");
     let mut text = std::fs::read(&old).unwrap_or_default();
@@ -276,7 +279,7 @@ async fn show_file(path: &Path, follow: bool) -> Result<ExitCode, String> {
     };
     write(&text)?;
     if !follow {
-        return Ok(ExitCode::SUCCESS);
+        return Ok(0);
     }
     loop {
         tokio::time::sleep(FOLLOW).await;

@@ -25,6 +25,19 @@ pub fn print_foreign(text: &str) -> io::Result<()> {
     print(&for_stdout(text))
 }
 
+/// Stdout for a module below this one that prints when the time has come.
+pub struct Stdout;
+
+impl Write for Stdout {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        io::stdout().write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        io::stdout().flush()
+    }
+}
+
 /// Says something to the person on stderr, as one line. Nothing can be done when that fails.
 pub fn note(message: &str) {
     let _ = writeln!(io::stderr().lock(), "a2mcp: {}", text::clean(message, 2000));

@@ -31,6 +31,8 @@ const QUEUE: usize = 1024;
 const HIGH_WATER: usize = 1 << 20;
 /// How often the shim is pinged.
 const PING_EVERY: Duration = Duration::from_secs(5);
+/// When the first ping goes out, so that the lag is soon known.
+const FIRST_PING: Duration = Duration::from_secs(1);
 /// A ping unanswered for so long, with no byte received, means a stalled host (contract 10).
 const STALLED_AFTER: Duration = Duration::from_secs(8);
 
@@ -213,7 +215,8 @@ impl Link {
     ) -> Result<Answer, LinkError> {
         // The shim relies on this very beginning: it can name the request even when the rest is
         // more than its own JSON parser takes.
-        let head = format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"{method}","params":"#);
+        let method = crate::frame::raw::quote(method);
+        let head = format!(r#"{{"jsonrpc":"2.0","id":{id},"method":{method},"params":"#);
         let frame = compose(head, params)?;
         let (reply, answer) = oneshot::channel();
         self.queue.send(Command::Request { id, frame, reply }).await.map_err(|_| LinkError::Ended)?;
@@ -248,6 +251,25 @@ impl Link {
         let head = format!(r#"{{"jsonrpc":"2.0","id":{id},"{member}":"#);
         let frame = compose(head, vec![text.unwrap_or_else(|_| b"{}".to_vec()).into()])?;
         self.queue.send(Command::Send(frame)).await.map_err(|_| LinkError::Ended)
+    }
+
+    /// Answers a request of the shim with `member` (`result` or `error`) as it is.
+    ///
+    /// # Errors
+    /// [`LinkError`].
+    pub async fn answer_raw(&self, id: &Bytes, member: &str, text: Bytes) -> Result<(), LinkError> {
+        let id = String::from_utf8_lossy(id);
+        let frame = compose(format!(r#"{{"jsonrpc":"2.0","id":{id},"{member}":"#), vec![text])?;
+        self.queue.send(Command::Send(frame)).await.map_err(|_| LinkError::Ended)
+    }
+
+    /// Sends a notification whose parameters are text already.
+    ///
+    /// # Errors
+    /// [`LinkError`].
+    pub async fn notify_raw(&self, method: &str, params: Bytes) -> Result<(), LinkError> {
+        let head = format!(r#"{{"jsonrpc":"2.0","method":{},"params":"#, crate::frame::raw::quote(method));
+        self.queue.send(Command::Send(compose(head, vec![params])?)).await.map_err(|_| LinkError::Ended)
     }
 
     /// Returns when everything queued before has been handed to the pipe, or the link has ended.
@@ -312,7 +334,7 @@ impl Owner {
         mut commands: mpsc::Receiver<Command>,
     ) -> LinkEnd {
         let mut flushes: Vec<oneshot::Sender<()>> = Vec::new();
-        let mut pings = tokio::time::interval_at(tokio::time::Instant::now() + PING_EVERY, PING_EVERY);
+        let mut pings = tokio::time::interval_at(tokio::time::Instant::now() + FIRST_PING, PING_EVERY);
         pings.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut ping_id = None;
         loop {

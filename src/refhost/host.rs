@@ -35,8 +35,8 @@ pub(super) const DEMO_PREFIX: &str = "a2mcp-demo-";
 /// Arguments of `a2mcp reference-host`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct HostArgs {
-    /// The agent directory
-    #[arg(long, value_name = "DIR")]
+    /// The agent directory; the command line's own `--agent-dir`
+    #[arg(skip)]
     pub agent_dir: PathBuf,
     /// Append a JSON line for each tool that runs, before it runs
     #[arg(long, value_name = "FILE")]

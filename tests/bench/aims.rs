@@ -1,7 +1,7 @@
 //! What the figures should be, and the gate: a figure ten times worse than its aim is a fault, not
 //! a slow machine.
 
-use crate::report::{Figures, Operation};
+use crate::report::{Figures, Flatness, Operation};
 
 /// One aim of the project.
 struct Aim {
@@ -47,10 +47,10 @@ const AIMS: &[Aim] = &[
         figure: |f| f.flatness.as_ref().map(|flat| flat.growth_kib() as f64 / 1024.0),
     },
     Aim {
-        what: "speed of the last tenth of 1,000,000 calls, share of the first",
-        aim: 0.9,
-        is_limit: false,
-        figure: |f| f.flatness.as_ref().map(crate::report::Flatness::speed_kept),
+        what: "CPU per call at the end of 1,000,000, times that at the beginning",
+        aim: 1.1,
+        is_limit: true,
+        figure: |f| f.flatness.as_ref().map(Flatness::cost_growth),
     },
     Aim {
         what: "read in omp, share of a loop inside the process",
@@ -67,7 +67,7 @@ pub(crate) fn lines(figures: &Figures) -> Vec<String> {
             let figure = (aim.figure)(figures)?;
             let met = if aim.is_met(figure, 1.0) { "met" } else { "missed" };
             let bound = if aim.is_limit { "<=" } else { ">=" };
-            Some(format!("{:<64} {figure:>8.2}   aim {bound} {:<6} {met}", aim.what, aim.aim))
+            Some(format!("{:<68} {figure:>8.2}   aim {bound} {:<6} {met}", aim.what, aim.aim))
         })
         .collect()
 }

@@ -130,13 +130,13 @@ fn measure(options: &Options) -> Result<Figures> {
     }
 
     let bridge = Bridge::start(&options.binary, catalogue.path())?;
+    std::thread::sleep(SETTLE);
+    let idle = process::memory(bridge.pid)?;
     let ping = bridge.endpoint.ping()?;
     let list = bridge.endpoint.list()?;
     let echo = bridge.endpoint.echo()?;
     let floor = Floor::start(ping.body_len())?;
     let fixed = floor.request(&ping)?;
-    std::thread::sleep(SETTLE);
-    let idle = process::memory(bridge.pid)?;
 
     let mut rows: Vec<Row> = Vec::new();
     for operation in Operation::ALL {
@@ -182,15 +182,13 @@ fn million(bridge: &Bridge, echo: &load::Request, next_id: &mut u64) -> Result<F
     let mut flatness = Flatness::default();
     let mut connections = Connections::open(bridge.endpoint.address, 64)?;
     for batch in 1..=BATCHES {
+        let before = process::cpu(bridge.pid)?;
         let segment = connections.drive(echo, Until::Count(BATCH), next_id)?;
-        let memory = process::memory(bridge.pid)?;
-        eprintln!(
-            "bench: {:>9} calls, {:>7.0}/s, {} KiB",
-            batch * BATCH,
-            segment.rate(),
-            memory.resident_kib
-        );
-        flatness.add(BATCH, segment.rate(), memory.resident_kib);
+        let cpu = process::cpu(bridge.pid)? - before;
+        let resident = process::memory(bridge.pid)?.resident_kib;
+        let calls = batch * BATCH;
+        eprintln!("bench: {calls:>9} calls, {:>7.0}/s, CPU {cpu:.2?}, {resident} KiB", segment.rate());
+        flatness.add(BATCH, cpu, resident);
     }
     Ok(flatness)
 }

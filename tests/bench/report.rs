@@ -73,34 +73,33 @@ impl Row {
     }
 }
 
-/// A run over a million calls.
+/// A run over a million calls, in batches of equal size.
 #[derive(Default)]
 pub(crate) struct Flatness {
     calls: u64,
-    batches: Vec<(f64, u64)>,
+    /// CPU time of the sidecar in a batch and its memory at the end, in KiB.
+    batches: Vec<(Duration, u64)>,
 }
 
 impl Flatness {
-    pub(crate) fn add(&mut self, calls: u64, rate: f64, resident_kib: u64) {
+    pub(crate) fn add(&mut self, calls: u64, cpu: Duration, resident_kib: u64) {
         self.calls += calls;
-        self.batches.push((rate, resident_kib));
-    }
-
-    fn tenth(&self) -> usize {
-        (self.batches.len() / 10).max(1)
+        self.batches.push((cpu, resident_kib));
     }
 
     /// From the end of the first tenth to the end of the last one.
     pub(crate) fn growth_kib(&self) -> u64 {
         let at = |index: usize| self.batches.get(index).map_or(0, |batch| batch.1);
-        at(self.batches.len().saturating_sub(1)).saturating_sub(at(self.tenth() - 1))
+        let tenth = (self.batches.len() / 10).max(1);
+        at(self.batches.len().saturating_sub(1)).saturating_sub(at(tenth - 1))
     }
 
-    /// The rate of the last tenth over that of the first.
-    pub(crate) fn speed_kept(&self) -> f64 {
-        let rate = |batches: &[(f64, u64)]| median(batches.iter().map(|batch| batch.0));
-        let tenth = self.tenth();
-        rate(&self.batches[self.batches.len().saturating_sub(tenth)..]) / rate(&self.batches[..tenth])
+    /// CPU time of the last quarter over that of the first: other than the rate, it hardly depends on
+    /// what else the machine does.
+    pub(crate) fn cost_growth(&self) -> f64 {
+        let cost = |batches: &[(Duration, u64)]| median(batches.iter().map(|batch| batch.0.as_secs_f64()));
+        let quarter = (self.batches.len() / 4).max(1).min(self.batches.len());
+        cost(&self.batches[self.batches.len() - quarter..]) / cost(&self.batches[..quarter])
     }
 }
 
@@ -291,7 +290,7 @@ pub(crate) fn json(figures: &Figures, misses: &[String]) -> Value {
         "million": figures.flatness.as_ref().map(|flat| json!({
             "calls": flat.calls,
             "growthKib": flat.growth_kib(),
-            "speedKept": flat.speed_kept(),
+            "costGrowth": flat.cost_growth(),
         })),
         "readInOmp": omp,
         "misses": misses,

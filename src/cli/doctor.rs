@@ -1,0 +1,286 @@
+//! `a2mcp doctor`: looks at everything that can be wrong around a bridge and says what to do about
+//! each finding. Reads only.
+
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use super::{exit, install, operate, out};
+use crate::config::{AgentDir, Env, is_loopback, store};
+use crate::control::status::Status;
+use crate::control::{self, Found};
+use crate::process::Identity;
+use crate::text::{clean, with_causes};
+use crate::{process, state};
+
+/// Arguments of `a2mcp doctor`.
+#[derive(clap::Args)]
+pub struct DoctorArgs {
+    /// Machine-readable output.
+    #[arg(long)]
+    json: bool,
+}
+
+/// One thing that was looked at.
+#[derive(Debug, Serialize)]
+struct Finding {
+    /// Whether it is as it should be.
+    ok: bool,
+    /// What was found.
+    what: String,
+    /// What to do about it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    fix: Option<String>,
+}
+
+fn fine(what: impl Into<String>) -> Finding {
+    Finding { ok: true, what: what.into(), fix: None }
+}
+
+fn wrong(what: impl Into<String>, fix: impl Into<String>) -> Finding {
+    Finding { ok: false, what: what.into(), fix: Some(fix.into()) }
+}
+
+/// Looks at everything; exit code 1 when something is wrong.
+///
+/// # Errors
+/// When not even the agent directory is known.
+pub async fn run(args: DoctorArgs, given: Option<AgentDir>, env: &Env) -> Result<u8, String> {
+    let dir = operate::agent_dir(given, env).await?;
+    let mut findings = vec![directory(&dir)];
+    findings.extend(config(&dir));
+    findings.extend(shim(&dir));
+    findings.push(audit(dir.audit_file()));
+    findings.extend(sidecars(&dir).await);
+    if args.json {
+        operate::print(&serde_json::to_string(&findings).map_err(|error| error.to_string())?)?;
+    } else {
+        for finding in &findings {
+            let mark = if finding.ok { "ok   " } else { "WRONG" };
+            let fix = finding.fix.as_ref().map(|fix| format!("\n      fix: {fix}")).unwrap_or_default();
+            out::print_foreign(&format!("{mark} {}{fix}", finding.what))
+                .map_err(|error| format!("cannot write the output: {error}"))?;
+        }
+    }
+    Ok(if findings.iter().all(|finding| finding.ok) { 0 } else { exit::FAILED })
+}
+
+fn directory(dir: &AgentDir) -> Finding {
+    let root = shown(dir.root());
+    match std::fs::metadata(dir.root()) {
+        Ok(meta) if meta.is_dir() => fine(format!("agent directory {root}")),
+        Ok(_) => wrong(format!("{root} is no directory"), "name the right one with --agent-dir"),
+        Err(error) => wrong(
+            format!("agent directory {root}: {error}"),
+            "start the host once, or name the right one with --agent-dir",
+        ),
+    }
+}
+
+fn config(dir: &AgentDir) -> Vec<Finding> {
+    let file = shown(dir.config_file());
+    if !dir.config_file().exists() {
+        return vec![fine(format!("no config yet: {file} is made when the bridge first starts"))];
+    }
+    let mut findings = Vec::new();
+    match store::load_readonly(dir) {
+        Err(error) => findings.push(wrong(
+            with_causes(&error),
+            "correct the field; until then the bridge refuses to start (a running one goes on)",
+        )),
+        Ok((config, warnings)) => {
+            findings.push(fine(format!("config {file}")));
+            findings.extend(
+                warnings
+                    .into_iter()
+                    .map(|warning| wrong(warning, "correct the config, or leave it if it is meant")),
+            );
+            if is_loopback(&config.host) && config.allowed_hosts.is_empty() {
+                findings.push(fine("reachable from this machine only"));
+            }
+        }
+    }
+    if let Ok(meta) = std::fs::metadata(dir.config_file())
+        && meta.permissions().mode() & 0o077 != 0
+    {
+        findings.push(wrong(
+            format!("{file} can be read by others; it holds the token"),
+            format!("chmod 600 {file}"),
+        ));
+    }
+    findings
+}
+
+fn shim(dir: &AgentDir) -> Vec<Finding> {
+    #[derive(Deserialize)]
+    struct Installed {
+        binary: String,
+        #[serde(default)]
+        version: String,
+    }
+    let marker = dir.extension_dir().join(install::BINARY_FILE);
+    let reinstall = "run `a2mcp install omp` with the binary that is to be used";
+    let Ok(text) = std::fs::read(&marker) else {
+        return vec![fine(
+            "the omp extension is not installed in this agent directory (`a2mcp install omp`)",
+        )];
+    };
+    let Ok(installed) = serde_json::from_slice::<Installed>(&text) else {
+        return vec![wrong(format!("{} cannot be read", shown(&marker)), reinstall)];
+    };
+    let binary = Path::new(&installed.binary);
+    let is_runnable =
+        std::fs::metadata(binary).is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0);
+    let mut findings = Vec::new();
+    if is_runnable {
+        findings.push(fine(format!("the omp extension starts {}", shown(binary))));
+    } else {
+        findings.push(wrong(
+            format!("the omp extension starts {}, which cannot be run", shown(binary)),
+            reinstall,
+        ));
+    }
+    if installed.version != crate::app::VERSION {
+        findings.push(wrong(
+            format!(
+                "the omp extension is of version {}, this binary of {}",
+                clean(&installed.version, 20),
+                crate::app::VERSION
+            ),
+            reinstall,
+        ));
+    }
+    findings
+}
+
+fn audit(file: &Path) -> Finding {
+    let shown = shown(file);
+    let parent = file.parent().unwrap_or(Path::new("/"));
+    let may_write = |path: &Path| rustix::fs::access(path, rustix::fs::Access::WRITE_OK).is_ok();
+    let is_writable =
+        if file.exists() { file.is_file() && may_write(file) } else { !parent.exists() || may_write(parent) };
+    if is_writable {
+        fine(format!("audit {shown}"))
+    } else {
+        wrong(
+            format!("audit {shown} cannot be written: calls go on, but are not recorded"),
+            "make it writable, or set A2MCP_AUDIT",
+        )
+    }
+}
+
+async fn sidecars(dir: &AgentDir) -> Vec<Finding> {
+    let found = match control::find().await {
+        Ok(found) => found,
+        Err(error) => {
+            return vec![wrong(
+                format!("cannot look for sidecars: {error}"),
+                "repair the directory it names",
+            )];
+        }
+    };
+    let mut findings = Vec::new();
+    let mut running = 0;
+    let root = dir.root().display().to_string();
+    for Found { socket, status } in found {
+        match status {
+            Err(error) => findings.push(wrong(
+                format!("the sidecar behind {} does not answer: {error}", shown(&socket)),
+                "it may hang; its host kills it after a while, or end it by its pid",
+            )),
+            Ok(status) if status.agent_dir == root => {
+                running += 1;
+                findings.extend(sidecar(&status));
+            }
+            Ok(_) => {}
+        }
+    }
+    if running == 0 {
+        findings.push(no_sidecar(dir));
+    }
+    findings
+}
+
+fn no_sidecar(dir: &AgentDir) -> Finding {
+    let Some(port) = state::remembered_port(dir) else {
+        return fine("no sidecar runs for this agent directory");
+    };
+    let log = shown(&dir.stderr(port));
+    let last = state::read(&dir.state_file(port)).ok().flatten();
+    if last.is_some_and(|last: state::State| last.host.is_alive() && last.host != Identity::current()) {
+        return wrong(
+            "no sidecar runs, but its host does",
+            format!("type /a2mcp in the host: it says why; /a2mcp restart starts it again; the log is {log}"),
+        );
+    }
+    match process::listener_on(port) {
+        Some((pid, name)) => wrong(
+            format!("no sidecar runs; its last port {port} is held by process {pid} ({})", clean(&name, 40)),
+            "the next start takes another port, and clients need the new URL, unless that process ends first",
+        ),
+        None => {
+            fine(format!("no sidecar runs for this agent directory; the next one takes port {port} again"))
+        }
+    }
+}
+
+fn sidecar(status: &Status) -> Vec<Finding> {
+    let at = format!("sidecar pid {} at {}", status.pid, status.url);
+    let mut findings = Vec::new();
+    findings.push(match status.health.as_str() {
+        "ready" => fine(format!("{at} is ready")),
+        "host_stalled" => wrong(
+            format!("{at}: the host has not answered for {} s", status.host.heard_ago_ms / 1000),
+            "the host's process is busy or stopped; calls wait until it goes on",
+        ),
+        "starting" => wrong(
+            format!("{at} has no tool list yet"),
+            "wait for the host's main session; /a2mcp in the host says more",
+        ),
+        other => wrong(format!("{at} is {}", clean(other, 40)), "look again in a moment"),
+    });
+    if status.version != crate::app::VERSION {
+        findings.push(wrong(
+            format!(
+                "{at} is of version {}, this binary of {}",
+                clean(&status.version, 20),
+                crate::app::VERSION
+            ),
+            "`a2mcp restart` starts the binary that is installed now",
+        ));
+    }
+    if status.paused {
+        findings.push(wrong(format!("{at} is paused: new calls are refused"), "`a2mcp resume`"));
+    }
+    if status.audit_failures > 0 {
+        findings.push(wrong(
+            format!(
+                "{} audit record(s) could not be written to {}",
+                status.audit_failures,
+                clean(&status.audit_file, 200)
+            ),
+            "make room or make it writable; `a2mcp logs` says why",
+        ));
+    }
+    if status.unauthorized > 0 {
+        findings.push(wrong(
+            format!("{} request(s) came without the right token", status.unauthorized),
+            "configure that client anew (`a2mcp connect`); if nobody should be knocking, `a2mcp rotate`",
+        ));
+    }
+    if !status.odd_names.is_empty() {
+        let names: Vec<_> = status.odd_names.iter().take(10).map(|name| clean(name, 60)).collect();
+        findings.push(wrong(
+            format!("tool names that some clients refuse: {}", names.join(", ")),
+            "rename them in the host, or remove them with \"deny\" in the config",
+        ));
+    }
+    findings
+        .extend(status.notes.iter().map(|note| wrong(note.clone(), "restart the host, or undo the change")));
+    findings
+}
+
+fn shown(path: &Path) -> String {
+    clean(&path.to_string_lossy(), 300).into_owned()
+}
