@@ -118,10 +118,11 @@ impl Stream {
     }
 
     pub fn event(&mut self) -> Option<Event> {
+        let end = Instant::now() + super::SOON;
         loop {
             match self.next()? {
                 Item::Event(event) => return Some(event),
-                Item::Comment(_) => {}
+                Item::Comment(_) => assert!(Instant::now() < end, "only comments came"),
             }
         }
     }
