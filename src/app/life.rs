@@ -29,7 +29,7 @@ use crate::host::link::{self, LinkEnd};
 use crate::host::stdio;
 use crate::mcp::session::Sessions;
 use crate::process::{self, Identity};
-use crate::text::with_causes;
+use crate::text::{clean, with_causes};
 use crate::{control, http, state};
 
 /// Exit code of a refused config (contract 16).
@@ -73,9 +73,9 @@ pub fn run(dir: AgentDir) -> ExitCode {
 /// # Errors
 /// What it would refuse, for people.
 pub fn check(dir: &AgentDir, state_file: Option<&Path>) -> Result<(), String> {
-    store::load_readonly(dir).map_err(|error| error.to_string())?;
+    store::load_readonly(dir).map_err(|error| with_causes(&error))?;
     if let Some(file) = state_file {
-        state::read(file).map_err(|error| error.to_string())?;
+        state::read(file).map_err(|error| with_causes(&error))?;
     }
     Ok(())
 }
@@ -106,7 +106,7 @@ async fn live(dir: AgentDir) -> u8 {
     }
     let loaded = match dir.create().map_err(|error| format!("cannot use {}: {error}", dir.root().display())) {
         Err(error) => Err(error),
-        Ok(()) => store::load(&dir).map_err(|error| error.to_string()),
+        Ok(()) => store::load(&dir).map_err(|error| with_causes(&error)),
     };
     let loaded = match loaded {
         Ok(loaded) => loaded,
@@ -118,7 +118,11 @@ async fn live(dir: AgentDir) -> u8 {
         Err(error @ bind::BindError::Busy { .. }) => {
             return early.refuse(code::PORT_BUSY, error.to_string(), 1).await;
         }
-        Err(error) => return early.refuse(code::CONFIG_REFUSED, error.to_string(), EXIT_REFUSED).await,
+        Err(error) => {
+            let file = dir.config_file().to_string_lossy();
+            let text = format!("{}: {}", clean(&file, 400), with_causes(&error));
+            return early.refuse(code::CONFIG_REFUSED, text, EXIT_REFUSED).await;
+        }
     };
     serve(dir, early, hello, loaded, bound).await
 }
