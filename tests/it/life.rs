@@ -328,6 +328,31 @@ fn a_config_that_is_no_file_is_refused() {
 }
 
 #[test]
+fn a_config_that_cannot_be_read_says_why() {
+    let dir = Arc::new(tempfile::tempdir().unwrap());
+    std::os::unix::fs::symlink("a2mcp.json", dir.path().join("a2mcp.json")).unwrap();
+    let mut host = Setup::default().in_dir(dir).spawn();
+    let answer = host.expect_hello();
+    let message = answer["error"]["message"].as_str().unwrap();
+    assert!(message.contains("a2mcp.json") && message.contains("symbolic links"), "{message}");
+    assert_eq!(host.ends_within(Duration::from_secs(3)), Some(78));
+}
+
+#[test]
+fn a_host_that_is_not_this_machine_is_refused_with_file_field_and_cause() {
+    // An address of the documentation range: no machine has it.
+    let mut host = Setup::default().config(r#"{"host":"192.0.2.1"}"#).spawn();
+    let answer = host.expect_hello();
+    assert_eq!(answer["error"]["code"], -32001);
+    let message = answer["error"]["message"].as_str().unwrap();
+    let file = host.path("a2mcp.json").display().to_string();
+    for part in [&file, "192.0.2.1", "\"host\"", "Cannot assign requested address"] {
+        assert!(message.contains(part), "{part}: {message}");
+    }
+    assert_eq!(host.ends_within(Duration::from_secs(3)), Some(78));
+}
+
+#[test]
 fn unknown_fields_warn_and_near_misses_are_named() {
     let host = Setup::default().config(r#"{"denyMcpTools":true,"whatever":1}"#).start();
     let notice = host.notice("denyMcpTools");
