@@ -96,7 +96,7 @@ async fn live(dir: AgentDir) -> u8 {
             return 1;
         }
     };
-    let early = EarlyLink { link, unstarted, id };
+    let mut early = EarlyLink { link, unstarted, id };
     if hello.protocol != PROTOCOL {
         let text = format!(
             "this sidecar ({VERSION}) speaks frame protocol {PROTOCOL}, the shim {}; run `a2mcp install omp` again",
@@ -113,7 +113,13 @@ async fn live(dir: AgentDir) -> u8 {
         Err(error) => return early.refuse(code::CONFIG_REFUSED, error, EXIT_REFUSED).await,
     };
     let resume = hello.resume.as_ref().map(|resume| resume.port);
-    let bound = match bind::bind(&loaded.config, &dir, resume).await {
+    let bound = tokio::select! {
+        bound = bind::bind(&loaded.config, &dir, resume) => bound,
+        // A busy port is tried for seconds: nobody may be there any more when it becomes free.
+        () = early.unstarted.ended() => return gone_early(),
+        () = process::ended(host_identity(&hello)) => return gone_early(),
+    };
+    let bound = match bound {
         Ok(bound) => bound,
         Err(error @ bind::BindError::Busy { .. }) => {
             return early.refuse(code::PORT_BUSY, error.to_string(), 1).await;
@@ -160,6 +166,19 @@ fn read_hello(frame: &Bytes) -> Result<(Bytes, Hello), String> {
     Ok((id, serde_json::from_str(params).map_err(|error| format!("bridge/hello: {error}"))?))
 }
 
+fn host_identity(hello: &Hello) -> Identity {
+    let pid = hello.host.pid;
+    match hello.host.start_time {
+        Some(start_time) => Identity { pid, start_time },
+        None => Identity::of(pid).unwrap_or(Identity { pid, start_time: 0 }),
+    }
+}
+
+fn gone_early() -> u8 {
+    tracing::info!("the host went away before the endpoint was open");
+    0
+}
+
 async fn serve(
     dir: AgentDir,
     early: EarlyLink,
@@ -184,10 +203,7 @@ async fn serve(
         Ok(_) => {}
         Err(error) => warnings.push(format!("earlier sessions are lost: {}", with_causes(&error))),
     }
-    let host = match hello.host.start_time {
-        Some(start_time) => Identity { pid: hello.host.pid, start_time },
-        None => Identity::of(hello.host.pid).unwrap_or(Identity { pid: hello.host.pid, start_time: 0 }),
-    };
+    let host = host_identity(&hello);
     let tasks = TaskTracker::new();
     let audit = Audit::start(dir.audit_file(), &tasks);
     let core = Core::new(Parts {
