@@ -400,6 +400,39 @@ fn a_fixed_port_that_becomes_free_in_time_is_taken() {
 }
 
 #[test]
+fn a_host_that_goes_while_its_port_is_tried_is_followed() {
+    let holder = TcpListener::bind("127.0.0.1:0").unwrap();
+    let config = format!(r#"{{"port":{}}}"#, holder.local_addr().unwrap().port());
+    let waits = |host: &Host| {
+        eventually("the first try", || host.log().contains("the configured port is busy").then_some(()));
+    };
+    let mut host = Setup::default().config(&config).spawn();
+    waits(&host);
+    host.close_stdin();
+    assert_eq!(host.ends_within(Duration::from_secs(2)), Some(0));
+
+    let mut process = HostProcess::start();
+    let mut host = Setup::default().config(&config).hello(process.hello(process.start_time())).spawn();
+    waits(&host);
+    process.kill();
+    assert_eq!(host.ends_within(Duration::from_secs(3)), Some(0));
+}
+
+#[test]
+fn what_the_shim_sends_before_the_hello_is_answered_is_not_lost() {
+    let holder = TcpListener::bind("127.0.0.1:0").unwrap();
+    let config = format!(r#"{{"port":{}}}"#, holder.local_addr().unwrap().port());
+    let mut host = Setup::default().config(&config).spawn();
+    host.send(r#"{"jsonrpc":"2.0","method":"bridge/state","params":{"main":true,"approvals":[]}}"#);
+    host.send(r#"{"jsonrpc":"2.0","id":"early","method":"bridge/ping"}"#);
+    eventually("the first try", || host.log().contains("the configured port is busy").then_some(()));
+    drop(holder);
+    host.expect_hello();
+    assert_eq!(host.frame(|frame| frame["id"] == "early")["result"], serde_json::json!({}));
+    assert_eq!(host.status()["host"]["main"], true);
+}
+
+#[test]
 fn a_busy_port_of_a_respawned_sidecar_is_an_error_that_names_the_owner() {
     let holder = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = holder.local_addr().unwrap().port();
