@@ -177,9 +177,8 @@ mod tests {
     async fn what_was_left_in_the_background_goes_with_the_command() {
         let (text, _) = bash("sleep 61 & echo $!", None, &CancellationToken::new()).await;
         let pid: u32 = text.trim().parse().unwrap();
-        let left = process::Identity::of(pid);
-        if let Some(left) = left {
-            process::ended(left).await;
+        if let Some(left) = process::Identity::of(pid) {
+            tokio::time::timeout(Duration::from_secs(5), process::ended(left)).await.unwrap();
         }
     }
 

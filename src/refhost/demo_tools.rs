@@ -131,14 +131,16 @@ impl Tools for DemoTools {
                 }
             };
             tokio::pin!(work);
+            // The tool sees the cancel too: it is recorded before the tool can end by it.
             let outcome = tokio::select! {
-                outcome = &mut work => outcome,
+                biased;
                 () = cancelled.cancelled() => {
                     if let Some(execution) = &execution {
                         execution.cancelled();
                     }
                     work.await
                 }
+                outcome = &mut work => outcome,
             };
             if let Some(execution) = execution {
                 execution.done();
@@ -214,8 +216,13 @@ struct ReadArguments {
 async fn read(call: &Call) -> Result<String, String> {
     let ReadArguments { path } = arguments(call)?;
     blocking(move || {
+        // Opening a named pipe would wait for its other end, and nothing could cancel that.
+        let metadata = std::fs::metadata(&path).map_err(|error| about(&path, &error))?;
+        if !metadata.is_file() {
+            return Err(format!("{path}: not a regular file"));
+        }
         let file = std::fs::File::open(&path).map_err(|error| about(&path, &error))?;
-        let len = file.metadata().map_err(|error| about(&path, &error))?.len();
+        let len = metadata.len();
         if len > MAX_READ {
             return Err(format!("{path}: {len} bytes, more than the {MAX_READ} this tool returns"));
         }
@@ -238,6 +245,9 @@ async fn write(call: &Call) -> Result<String, String> {
     blocking(move || {
         if let Some(parent) = Path::new(&path).parent().filter(|parent| !parent.as_os_str().is_empty()) {
             std::fs::create_dir_all(parent).map_err(|error| about(&path, &error))?;
+        }
+        if std::fs::metadata(&path).is_ok_and(|metadata| !metadata.is_file()) {
+            return Err(format!("{path}: not a regular file"));
         }
         std::fs::write(&path, &content).map_err(|error| about(&path, &error))?;
         Ok(format!("wrote {} bytes to {path}", content.len()))

@@ -7,7 +7,6 @@
 //! Every deadline ends in a kill; a life always ends with the process reaped.
 
 use std::cell::Cell;
-use std::collections::HashMap;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -16,7 +15,7 @@ use futures_util::{FutureExt, StreamExt};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use tokio::io::AsyncWrite;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 use tokio::task::{Id, JoinError};
 use tokio_util::codec::FramedRead;
 use tokio_util::sync::CancellationToken;
@@ -24,12 +23,11 @@ use tokio_util::sync::CancellationToken;
 use super::launch::{Exit, Sidecar};
 use super::shim::{Core, Order, error_text, refuse};
 use super::store::Outcome;
-use super::supervise::{EXIT_REFUSED, EXIT_RESTART, Ending, Liveness, Tick};
+use super::supervise::{Ending, Last, Liveness, Tick};
 use super::tools::{Pending, Report};
-use super::wire::{Heard, notification, push, push_result, request, write};
-use crate::frame::codec::OutBuffer;
+use super::wire::{Asked, Heard, Outbox, write};
 use crate::frame::messages::{
-    Goodbye, GoodbyeReason, Hello, HelloResult, Notice, Resume, RpcError, Stop, code,
+    Command, Goodbye, GoodbyeReason, Hello, HelloResult, Resume, RpcError, Stop, code,
 };
 use crate::frame::raw::{self, RawObject};
 use crate::frame::{Envelope, FrameCodec, FrameError, Shape};
@@ -66,9 +64,7 @@ pub(super) struct Life {
     last_words: Box<dyn Fn() -> Option<String>>,
     heard: Rc<Cell<bool>>,
     liveness: Liveness,
-    out: OutBuffer,
-    asked: HashMap<u64, Asked>,
-    next_id: u64,
+    out: Outbox,
     phase: Phase,
     deadline: Option<Instant>,
     stopped_by_us: bool,
@@ -87,15 +83,6 @@ enum Phase {
     Stopping,
     /// What waits is written, then the input is closed.
     Closing,
-}
-
-/// What an answer of the sidecar belongs to.
-enum Asked {
-    Hello,
-    Ping,
-    Stop,
-    Command(oneshot::Sender<Result<Notice, String>>),
-    Request(oneshot::Sender<Result<Bytes, RpcError>>),
 }
 
 #[derive(Deserialize)]
@@ -124,9 +111,7 @@ impl Life {
             last_words: sidecar.last_words,
             heard,
             liveness: Liveness::new(ping_every, Instant::now()),
-            out: OutBuffer::default(),
-            asked: HashMap::new(),
-            next_id: 1,
+            out: Outbox::default(),
             phase: Phase::Greeting,
             deadline: None,
             stopped_by_us: false,
@@ -164,6 +149,8 @@ impl Life {
                 status = &mut self.exited, if exit.is_none() => {
                     exit = Some(status);
                     self.writer = None;
+                    // What a stopped one still said is of no use to anybody.
+                    output_ended |= self.stopped_by_us;
                     self.deadline = Some(Instant::now() + DRAIN);
                 }
                 written = write(&mut self.writer, &mut self.out), if self.writes() => {
@@ -171,7 +158,7 @@ impl Life {
                         // It does not read any more; what it still says is read to the end.
                         tracing::debug!(%error, "writing to the sidecar failed");
                         self.writer = None;
-                        self.out = OutBuffer::default();
+                        self.out.clear();
                         self.end_by(LINGER);
                     }
                 }
@@ -186,7 +173,7 @@ impl Life {
                 Some(report) = core.reports.recv(), if serves && has_room => self.report(report),
                 () = state.changed.notified(), if serves => self.send_state(core),
                 order = orders.recv(), if orders_open => match order {
-                    Some(order) => self.obey(order),
+                    Some(order) => self.obey(core, order),
                     None => orders_open = false,
                 },
                 () = tokio::time::sleep_until(self.liveness.due().into()), if exit.is_none() => {
@@ -220,7 +207,7 @@ impl Life {
             in_flight: core.store.in_flight(),
             ..core.config.hello.clone()
         };
-        self.ask("bridge/hello", &hello, Asked::Hello);
+        self.out.ask("bridge/hello", json(&hello), Asked::Hello);
     }
 
     /// The hello result came: earlier results follow it, oldest first, then the state.
@@ -231,7 +218,7 @@ impl Life {
         }
         core.observer.ready(hello, self.restarts);
         for (call_id, outcome) in core.store.finished_before(core.generation) {
-            push_result(&mut self.out, call_id, outcome);
+            self.out.result(call_id, outcome);
         }
         self.send_state(core);
     }
@@ -272,11 +259,13 @@ impl Life {
             |raw: Option<&RawValue>| raw.map_or_else(Bytes::new, |raw| frame.slice_ref(raw.get().as_bytes()));
         let params = slice(envelope.params);
         match (envelope.shape(), envelope.method.as_deref()) {
-            (Shape::Request, Some("tools/call")) => self.call(core, slice(envelope.id), envelope.params),
+            (Shape::Request, Some("tools/call")) => {
+                self.call(core, frame, slice(envelope.id), envelope.params)
+            }
             (Shape::Request, Some("bridge/ping")) => {
                 let lag = self.liveness.lag().as_secs_f64() * 1000.0;
                 let result = format!(r#"{{"lagMs":{lag:.0}}}"#).into();
-                self.answer(&slice(envelope.id), Outcome::Result(result));
+                self.out.answer(&slice(envelope.id), &Outcome::Result(result));
             }
             (Shape::Request, Some(method)) => core.answer_later(slice(envelope.id), method, params),
             (Shape::Notification, Some(method)) => {
@@ -286,7 +275,7 @@ impl Life {
             }
             (Shape::Answer, _) => {
                 let id = envelope.id.and_then(|id| id.get().parse().ok());
-                match id.and_then(|id: u64| self.asked.remove(&id)) {
+                match id.and_then(|id| self.out.asked(id)) {
                     Some(asked) => {
                         let answer = match envelope.error {
                             Some(error) => Err(serde_json::from_str(error.get()).unwrap_or(RpcError {
@@ -304,20 +293,21 @@ impl Life {
         }
     }
 
-    fn call(&mut self, core: &mut Core, id: Bytes, params: Option<&RawValue>) {
+    fn call(&mut self, core: &mut Core, frame: &Bytes, id: Bytes, params: Option<&RawValue>) {
         let object = params.and_then(|params| RawObject::parse(params.get())).unwrap_or_default();
         let meta = object.get("_meta").and_then(|meta| RawObject::parse(meta.get())).unwrap_or_default();
         let call = meta.get("a2mcp/call").and_then(|call| serde_json::from_str(call.get()).ok());
         let Some(CallIdParams { call_id, note }) = call else {
             let message = "tools/call without _meta[\"a2mcp/call\"]".into();
             let error = RpcError { code: code::INVALID_PARAMS.into(), message };
-            return self.answer(&id, Outcome::Error(error_text(&error)));
+            return self.out.answer(&id, &Outcome::Error(error_text(&error)));
         };
         let name = object.get("name").and_then(raw::string).unwrap_or_default().into_owned();
-        let arguments = object.get("arguments").map_or("{}", RawValue::get);
-        let arguments = Bytes::copy_from_slice(arguments.as_bytes());
+        let arguments = object
+            .get("arguments")
+            .map_or(Bytes::from_static(b"{}"), |arguments| frame.slice_ref(arguments.get().as_bytes()));
         if let Some(outcome) = core.begin(id.clone(), call_id, name, note, arguments) {
-            self.answer(&id, outcome);
+            self.out.answer(&id, &outcome);
         }
     }
 
@@ -401,41 +391,39 @@ impl Life {
         }
     }
 
-    fn obey(&mut self, order: Order) {
+    fn obey(&mut self, core: &Core, order: Order) {
         match order {
             Order::Stop(grace) if self.phase == Phase::Serving => {
                 self.stopped_by_us = true;
                 self.phase = Phase::Stopping;
                 let grace_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
-                self.ask("bridge/stop", &Stop { grace_ms }, Asked::Stop);
+                self.out.ask("bridge/stop", json(&Stop { grace_ms }), Asked::Stop);
                 self.end_by(grace.saturating_add(STOP_MARGIN));
             }
             Order::Stop(_) if self.phase != Phase::Greeting => self.stopped_by_us = true,
             // Nothing runs yet, or nothing may: the end of its input is what a sidecar follows.
             Order::Stop(_) | Order::StopNow => {
                 self.stopped_by_us = true;
+                core.cancel_all();
                 self.phase = Phase::Closing;
-                self.out = OutBuffer::default();
+                self.out.clear();
                 self.writer = None;
                 self.deadline = Some(Instant::now() + LINGER);
             }
             Order::Kill => {
                 self.stopped_by_us = true;
+                core.cancel_all();
                 self.kill.cancel();
             }
             order if self.phase != Phase::Serving => refuse(order),
             Order::Command(argv, reply) => {
-                self.ask("bridge/command", &serde_json::json!({ "argv": argv }), Asked::Command(reply));
+                self.out.ask("bridge/command", json(&Command { argv }), Asked::Command(reply));
             }
             Order::CloseStream(call_id) => {
-                let params = serde_json::json!({ "callId": call_id }).to_string();
-                push(&mut self.out, notification("bridge/closeStream"), params.into());
+                self.out.notify("bridge/closeStream", json(&serde_json::json!({ "callId": call_id })));
             }
-            Order::Notify(method, params) => push(&mut self.out, notification(&method), params),
-            Order::Request(method, params, reply) => {
-                let id = self.expect(Asked::Request(reply));
-                push(&mut self.out, request(id, &method), params);
-            }
+            Order::Notify(method, params) => self.out.notify(&method, params),
+            Order::Request(method, params, reply) => self.out.ask(&method, params, Asked::Request(reply)),
         }
     }
 
@@ -443,9 +431,9 @@ impl Life {
     fn close(&mut self) {
         if self.phase != Phase::Closing {
             self.phase = Phase::Closing;
-            let params = Bytes::from_static(br#"{"reason":"host"}"#);
             if self.stopped_by_us {
-                push(&mut self.out, notification("bridge/goodbye"), params);
+                let goodbye = Goodbye { reason: GoodbyeReason::Host };
+                self.out.notify("bridge/goodbye", json(&goodbye));
             }
             self.deadline = Some(Instant::now() + LINGER);
         }
@@ -455,7 +443,7 @@ impl Life {
     fn escalate(&mut self) {
         if self.writer.take().is_some() {
             self.phase = Phase::Closing;
-            self.out = OutBuffer::default();
+            self.out.clear();
             self.deadline = Some(Instant::now() + LINGER);
         } else {
             self.deadline = None;
@@ -476,9 +464,7 @@ impl Life {
                 self.verdict = Some("it hung: three pings unanswered".to_owned());
                 self.kill.cancel();
             }
-            Tick::Ping if self.writer.is_some() => {
-                self.ask("bridge/ping", &serde_json::json!({}), Asked::Ping)
-            }
+            Tick::Ping if self.writer.is_some() => self.out.ask("bridge/ping", Bytes::new(), Asked::Ping),
             Tick::Ping => {}
         }
     }
@@ -490,46 +476,23 @@ impl Life {
             self.report(report);
         }
         if origin.generation == core.generation {
-            self.answer(&origin.id, outcome);
+            self.out.answer(&origin.id, &outcome);
         } else if let Some(call_id) = origin.call_id
             && self.greeted
             && core.store.is_finished(&call_id)
         {
-            push_result(&mut self.out, &call_id, &outcome);
+            self.out.result(&call_id, &outcome);
         }
     }
 
     fn report(&mut self, report: Report) {
         if self.greeted {
-            push(&mut self.out, notification(report.method), report.params);
+            self.out.notify(report.method, report.params);
         }
     }
 
     fn send_state(&mut self, core: &Core) {
-        let params = serde_json::to_vec(&core.state.message()).unwrap_or_else(|_| b"{}".to_vec());
-        push(&mut self.out, notification("bridge/state"), params.into());
-    }
-
-    fn answer(&mut self, id: &Bytes, outcome: Outcome) {
-        let (member, text) = match outcome {
-            Outcome::Result(text) => ("result", text),
-            Outcome::Error(text) => ("error", text),
-        };
-        let id = String::from_utf8_lossy(id);
-        push(&mut self.out, format!(r#"{{"jsonrpc":"2.0","id":{id},"{member}":"#), text);
-    }
-
-    fn ask(&mut self, method: &str, params: &impl Serialize, asked: Asked) {
-        let id = self.expect(asked);
-        let params = serde_json::to_vec(params).unwrap_or_else(|_| b"{}".to_vec());
-        push(&mut self.out, request(id, method), params.into());
-    }
-
-    fn expect(&mut self, asked: Asked) -> u64 {
-        let id = self.next_id;
-        self.next_id += 1;
-        self.asked.insert(id, asked);
-        id
+        self.out.notify("bridge/state", json(&core.state.message()));
     }
 
     fn bad_frame(&mut self, frame: &Bytes, why: &str) {
@@ -543,31 +506,18 @@ impl Life {
         if self.stopped_by_us {
             return End::Stopped;
         }
-        let words = || match (self.last_words)() {
-            Some(words) => format!("{exit}; its last words: {words}"),
-            None => exit.to_string(),
+        let last = Last {
+            exit,
+            goodbye: self.goodbye,
+            refusal: self.refusal,
+            verdict: self.verdict,
+            words: (self.last_words)(),
         };
-        let ending = match (self.refusal, self.goodbye, exit) {
-            (Some(error), _, _) if error.code == i64::from(code::PORT_BUSY) => {
-                Ending::Hopeless(error.message)
-            }
-            (Some(error), _, exit) if exit == Exit::Code(EXIT_REFUSED) || is_refusal(&error) => {
-                Ending::Refused(error.message)
-            }
-            (Some(error), _, _) => Ending::Died(error.message),
-            (None, Some(GoodbyeReason::Stop), _) => Ending::Stopped,
-            (None, Some(GoodbyeReason::Restart), _) | (None, _, Exit::Code(EXIT_RESTART)) => {
-                Ending::AskedForRestart
-            }
-            (None, _, Exit::Code(EXIT_REFUSED)) => {
-                Ending::Refused((self.last_words)().unwrap_or_else(|| "the sidecar refuses to start".into()))
-            }
-            (None, _, _) => Ending::Died(self.verdict.unwrap_or_else(words)),
-        };
-        End::Ended { greeted: self.greeted, ending }
+        End::Ended { greeted: self.greeted, ending: last.judge() }
     }
 }
 
-fn is_refusal(error: &RpcError) -> bool {
-    [code::CONFIG_REFUSED, code::PROTOCOL_NOT_SPOKEN].iter().any(|code| error.code == i64::from(*code))
+fn json(message: &impl Serialize) -> Bytes {
+    // Only a map with keys that are no strings could fail; there is none.
+    serde_json::to_vec(message).unwrap_or_default().into()
 }

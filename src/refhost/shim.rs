@@ -335,11 +335,16 @@ impl Core {
         Some((origin, outcome))
     }
 
-    /// Tells every tool to end and waits a moment.
-    async fn end_tools(&mut self) {
+    /// Tells every tool to end: nobody will hear of its result.
+    pub(super) fn cancel_all(&self) {
         for running in self.running.values() {
             running.cancelled.cancel();
         }
+    }
+
+    /// Tells every tool to end and waits a moment.
+    async fn end_tools(&mut self) {
+        self.cancel_all();
         let all = async { while self.tasks.join_next().await.is_some() {} };
         if tokio::time::timeout(Duration::from_millis(500), all).await.is_err() {
             self.tasks.abort_all();

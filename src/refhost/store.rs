@@ -33,10 +33,16 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    fn len(&self) -> usize {
+    /// The member of a JSON-RPC message and its text.
+    pub(super) fn member(&self) -> (&'static str, &Bytes) {
         match self {
-            Self::Result(text) | Self::Error(text) => text.len(),
+            Self::Result(text) => ("result", text),
+            Self::Error(text) => ("error", text),
         }
+    }
+
+    fn len(&self) -> usize {
+        self.member().1.len()
     }
 }
 

@@ -9,6 +9,9 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use super::launch::Exit;
+use crate::frame::messages::{GoodbyeReason, RpcError, code};
+
 /// The exit code that asks for the next sidecar (contract 16).
 pub const EXIT_RESTART: i32 = 75;
 /// The exit code that says the config was refused (contract 16).
@@ -36,6 +39,48 @@ pub enum Ending {
     Hopeless(String),
     /// Anything else; the reason is for people.
     Died(String),
+}
+
+/// What is known of a sidecar's end.
+#[derive(Debug, Clone)]
+pub struct Last {
+    /// How its process ended.
+    pub exit: Exit,
+    /// The reason of its goodbye.
+    pub goodbye: Option<GoodbyeReason>,
+    /// Its error to `hello`.
+    pub refusal: Option<RpcError>,
+    /// Why this side ended it.
+    pub verdict: Option<String>,
+    /// The last line it wrote to stderr.
+    pub words: Option<String>,
+}
+
+impl Last {
+    /// What that means. What was said counts more than how the process ended.
+    pub fn judge(self) -> Ending {
+        let Self { exit, goodbye, refusal, verdict, words } = self;
+        if let Some(error) = refusal {
+            return match i32::try_from(error.code) {
+                Ok(code::PORT_BUSY) => Ending::Hopeless(error.message),
+                Ok(code::CONFIG_REFUSED | code::PROTOCOL_NOT_SPOKEN) => Ending::Refused(error.message),
+                _ if exit == Exit::Code(EXIT_REFUSED) => Ending::Refused(error.message),
+                _ => Ending::Died(error.message),
+            };
+        }
+        match (goodbye, exit) {
+            (Some(GoodbyeReason::Stop), _) => Ending::Stopped,
+            (Some(GoodbyeReason::Restart), _) | (_, Exit::Code(EXIT_RESTART)) => Ending::AskedForRestart,
+            (_, Exit::Code(EXIT_REFUSED)) => {
+                Ending::Refused(words.unwrap_or_else(|| "it gave no reason".to_owned()))
+            }
+            _ => Ending::Died(match (verdict, words) {
+                (Some(verdict), _) => verdict,
+                (None, Some(words)) => format!("{exit}; its last words: {words}"),
+                (None, None) => exit.to_string(),
+            }),
+        }
+    }
 }
 
 /// What to do next.

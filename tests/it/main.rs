@@ -3,7 +3,8 @@
 //! One file per boundary or promise: `endpoint` (who may knock and in which order that is judged),
 //! `messages` (JSON-RPC shapes, ids, byte fidelity), `sessions`, `catalogue`, `calls`, `frames`
 //! (hostile ones), `life` (start, stop, death, ports), `audit`, `operate` (the command line), `load`
-//! (limits and crowds), `schema` (the fixtures of `ipc-schema/`).
+//! (limits and crowds), `schema` (the fixtures of `ipc-schema/`), `shim` (the Rust shim against a
+//! scripted sidecar), `refhost` (the reference host and `a2mcp demo` as processes).
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -19,5 +20,7 @@ mod life;
 mod load;
 mod messages;
 mod operate;
+mod refhost;
 mod schema;
 mod sessions;
+mod shim;
