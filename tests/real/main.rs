@@ -16,4 +16,10 @@ mod omp;
 mod parts;
 mod processes;
 
+mod agents;
+mod approval;
+mod ends;
+mod install;
+mod operator;
+mod restarts;
 mod serves;

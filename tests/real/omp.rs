@@ -4,13 +4,12 @@
 //! Dropping it kills everything that names its home and fails the test when something outlived the
 //! host for longer than the contract allows.
 
-use std::collections::HashMap;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Output, Stdio};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
@@ -151,10 +150,16 @@ impl Home {
     fn logs(&self) -> String {
         let mut logs = String::new();
         let files = std::fs::read_dir(self.agent_dir()).into_iter().flatten().flatten();
-        for file in files.map(|file| file.path()).filter(|path| path.extension().is_some_and(|it| it == "stderr")) {
-            logs += &format!("\n--- {}\n{}", file.display(), std::fs::read_to_string(&file).unwrap_or_default());
+        for file in
+            files.map(|file| file.path()).filter(|path| path.extension().is_some_and(|it| it == "stderr"))
+        {
+            logs +=
+                &format!("\n--- {}\n{}", file.display(), std::fs::read_to_string(&file).unwrap_or_default());
         }
-        logs += &format!("\n--- omp\n{}", std::fs::read_to_string(self.path().join("omp.stderr")).unwrap_or_default());
+        logs += &format!(
+            "\n--- omp\n{}",
+            std::fs::read_to_string(self.path().join("omp.stderr")).unwrap_or_default()
+        );
         logs
     }
 }
@@ -178,6 +183,25 @@ pub(crate) fn run(mut command: Command, stdin: Vec<u8>) -> Output {
     });
     feeder.join().unwrap();
     output.unwrap()
+}
+
+/// The omp that tests share which only look: one start for all of them. It ends with the test binary,
+/// whose death closes its stdin; a watcher then removes its home.
+pub(crate) fn shared() -> &'static Omp {
+    static SHARED: OnceLock<Omp> = OnceLock::new();
+    SHARED.get_or_init(|| {
+        let omp = Omp::start();
+        let mut watcher = Command::new("/bin/sh");
+        watcher
+            .args(["-c", r#"cat; while kill -0 "$1" 2>/dev/null; do sleep 0.1; done; rm -rf "$2""#, "sh"])
+            .arg(omp.pid().to_string())
+            .arg(omp.home.path())
+            .stdin(Stdio::piped())
+            .process_group(0);
+        // Its stdin ends when this process does, however that happens.
+        std::mem::forget(watcher.spawn().expect("sh can be started"));
+        omp
+    })
 }
 
 /// How to start an omp.
@@ -224,7 +248,9 @@ impl Start {
         let lines = output.clone();
         std::thread::spawn(move || lines.collect(stdout));
         let omp = Omp { child: Mutex::new(child), stdin: Mutex::new(stdin), output, socket, home, port: 0 };
-        omp.output.wait(START, |line| line["type"] == "ready").unwrap_or_else(|| omp.fail("omp did not start"));
+        omp.output
+            .wait(START, |line| line["type"] == "ready")
+            .unwrap_or_else(|| omp.fail("omp did not start"));
         if self.probe {
             let end = Instant::now() + START;
             while UnixStream::connect(&omp.socket).is_err() {
@@ -240,9 +266,7 @@ impl Start {
     /// Starts and waits until the bridge is announced.
     pub(crate) fn bridged(self) -> Omp {
         let mut omp = self.spawn();
-        let announced = omp.notice("this session's tools are served at");
-        let url = announced.split_whitespace().find(|word| word.starts_with("http://")).unwrap();
-        omp.port = url.trim_start_matches("http://").split([':', '/']).nth(1).unwrap().parse().unwrap();
+        omp.until_announced();
         omp
     }
 }
@@ -266,6 +290,16 @@ impl Omp {
 
     pub(crate) fn setup(home: impl Into<Arc<Home>>) -> Start {
         Start { home: home.into(), arguments: Vec::new(), env: Vec::new(), probe: true }
+    }
+
+    /// Waits for the notice that names the URL.
+    pub(crate) fn until_announced(&mut self) {
+        let announced = self.notice("this session's tools are served at");
+        let url = announced.split_whitespace().find(|word| word.starts_with("http://")).unwrap();
+        self.port = url.trim_start_matches("http://").split([':', '/']).nth(1).unwrap().parse().unwrap();
+        // What it says is what the directory remembers of the host that came last.
+        assert!(announced.contains(&self.home.token()[..6]), "{announced}");
+        assert!(!announced.contains(&self.home.token()), "the notice shows the token");
     }
 
     pub(crate) fn pid(&self) -> u32 {
@@ -296,7 +330,7 @@ impl Omp {
         let from = self.output.count();
         self.send(&json!({"type": "prompt", "id": format!("p{from}"), "message": text}));
         let notice = self.output.wait_from(from, SOON, is_notice);
-        let notice = notice.unwrap_or_else(|| self.fail(&format!("nothing was said to {text:?}")));
+        let (_, notice) = notice.unwrap_or_else(|| self.fail(&format!("nothing was said to {text:?}")));
         (field(&notice, "notifyType"), field(&notice, "message"))
     }
 
@@ -317,6 +351,19 @@ impl Omp {
         self.output.wait(SOON, wanted).unwrap_or_else(|| self.fail(what))
     }
 
+    /// The `n`th such line, counted from 1.
+    pub(crate) fn nth_line(&self, what: &str, n: usize, wanted: impl Fn(&Value) -> bool) -> Value {
+        let mut from = 0;
+        for round in 1.. {
+            let found = self.output.wait_from(from, SOON, &wanted).unwrap_or_else(|| self.fail(what));
+            if round == n {
+                return found.1;
+            }
+            from = found.0 + 1;
+        }
+        unreachable!("the loop has no end")
+    }
+
     /// Asks the probe.
     pub(crate) fn probe(&self, order: &Value) -> Value {
         let mut connection = UnixStream::connect(&self.socket).expect("the probe listens");
@@ -324,7 +371,8 @@ impl Omp {
         writeln!(connection, "{order}").unwrap();
         let mut line = String::new();
         BufReader::new(connection).read_line(&mut line).unwrap();
-        let answer: Value = serde_json::from_str(&line).unwrap_or_else(|_| panic!("no answer of the probe: {line:?}"));
+        let answer: Value =
+            serde_json::from_str(&line).unwrap_or_else(|_| panic!("no answer of the probe: {line:?}"));
         assert!(answer["error"].is_null(), "the probe failed at {order}: {answer}");
         answer["ok"].clone()
     }
@@ -368,11 +416,7 @@ impl Omp {
 
     fn fail(&self, what: &str) -> ! {
         let status = self.child.lock().unwrap().try_wait();
-        panic!(
-            "{what} (omp: {status:?}; notices: {:#?}){}",
-            self.notices(),
-            self.home.logs()
-        )
+        panic!("{what} (omp: {status:?}; notices: {:#?}){}", self.notices(), self.home.logs())
     }
 }
 
@@ -381,6 +425,11 @@ impl Drop for Omp {
         let child = self.child.get_mut().unwrap();
         let _ = child.kill();
         let _ = child.wait();
+        let stray: Vec<_> =
+            self.output.seen.lock().unwrap().iter().filter(|line| line.is_string()).cloned().collect();
+        if !std::thread::panicking() {
+            assert!(stray.is_empty(), "something wrote into omp's protocol: {stray:#?}");
+        }
         // Others may run in the same home: theirs are not ours to judge.
         if Arc::strong_count(&self.home) > 1 {
             return;
@@ -417,16 +466,22 @@ impl Lines {
     }
 
     fn wait(&self, limit: Duration, wanted: impl Fn(&Value) -> bool) -> Option<Value> {
-        self.wait_from(0, limit, wanted)
+        Some(self.wait_from(0, limit, wanted)?.1)
     }
 
-    fn wait_from(&self, from: usize, limit: Duration, wanted: impl Fn(&Value) -> bool) -> Option<Value> {
+    /// With its index.
+    fn wait_from(
+        &self,
+        from: usize,
+        limit: Duration,
+        wanted: impl Fn(&Value) -> bool,
+    ) -> Option<(usize, Value)> {
         let end = Instant::now() + limit;
         let mut seen = self.seen.lock().unwrap();
         let mut next = from;
         loop {
-            if let Some(found) = seen[next..].iter().find(|line| wanted(line)) {
-                return Some(found.clone());
+            if let Some(found) = (next..seen.len()).find(|&index| wanted(&seen[index])) {
+                return Some((found, seen[found].clone()));
             }
             next = seen.len();
             let left = end.saturating_duration_since(Instant::now());

@@ -10,6 +10,7 @@ import { existsSync } from "node:fs";
 import { createServer } from "node:net";
 import { createInterface } from "node:readline";
 
+import { toolWireSchema } from "@oh-my-pi/pi-ai/utils/schema";
 import type { ExtensionAPI, ExtensionContext } from "@oh-my-pi/pi-coding-agent";
 import { AgentRegistry, MAIN_AGENT_ID } from "@oh-my-pi/pi-coding-agent/registry/agent-registry";
 
@@ -71,6 +72,7 @@ function registerTools(pi: ExtensionAPI): void {
 		],
 		details: { secret: "of the host" },
 	}));
+	tool("probe_big", { type: "object", properties: { bytes: { type: "number" } } }, async args => said("b".repeat(args.bytes)));
 	// Waits until the file is there, so that a test decides when the call ends.
 	tool("probe_wait", { type: "object", properties: { file: { type: "string" } } }, async (args, signal) => {
 		while (!existsSync(args.file)) {
@@ -86,7 +88,11 @@ async function obey(pi: ExtensionAPI, context: ExtensionContext, order: Order): 
 	if (!session) throw new Error("no Main session");
 	switch (order.op) {
 		case "names":
-			return { all: pi.getAllTools().map(tool => tool.name), registry: session.getAllToolNames() };
+			return session.getAllToolNames();
+		case "catalogue":
+			return pi
+				.getAllTools()
+				.map(tool => ({ name: tool.name, description: tool.description, inputSchema: toolWireSchema(tool as never) }));
 		case "execute": {
 			const tool = session.getToolByName(String(order.tool));
 			if (!tool) throw new Error(`no tool ${order.tool}`);
@@ -115,7 +121,7 @@ async function obey(pi: ExtensionAPI, context: ExtensionContext, order: Order): 
 				parameters: { type: "object", properties: {} } as never,
 				execute: async () => said("registered late") as never,
 			});
-			return session.getAllToolNames();
+			return null;
 		case "block": {
 			// Answered first: the loop is blocked from then on.
 			setTimeout(() => {
