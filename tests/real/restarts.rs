@@ -156,7 +156,7 @@ fn a_refused_config_is_named_and_the_host_lives() {
     let home = Home::with_shim().config(&json!({"port": "eighty"}));
     let mut omp = Omp::setup(home).spawn();
     let told = omp.notice("refused to start");
-    assert!(told.contains("a2mcp.json") && told.contains("\"port\""), "{told}");
+    assert!(told.contains("a2mcp.json") && told.contains("`port`"), "{told}");
     omp.assert_alive();
     assert_eq!(count(&omp, "refused to start"), 1, "{:#?}", omp.notices());
     assert!(omp.home.sidecars().is_empty());
@@ -172,7 +172,7 @@ fn a_refused_config_is_named_and_the_host_lives() {
     std::fs::write(omp.home.agent("a2mcp.json"), "{\"deny\": 7}").unwrap();
     let (level, text) = omp.types("/a2mcp restart");
     assert_eq!(level, "error");
-    assert!(text.contains("not restarted") && text.contains("\"deny\""), "{text}");
+    assert!(text.contains("not restarted") && text.contains("`deny`"), "{text}");
     assert_eq!(omp.sidecar(), sidecar);
     assert_eq!(client.call_text("probe_odd", "{}"), "{}");
     std::fs::write(omp.home.agent("a2mcp.json"), good).unwrap();
