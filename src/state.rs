@@ -58,7 +58,8 @@ impl State {
     }
 }
 
-fn keyed_hash(salt: &str, token: &Token) -> String {
+/// HMAC-SHA256 over a token under `salt`, in hex: tells tokens apart without being one.
+pub fn keyed_hash(salt: &str, token: &Token) -> String {
     // Any length of key is fine for HMAC.
     let Ok(mut mac) = Hmac::<Sha256>::new_from_slice(salt.as_bytes()) else { return String::new() };
     mac.update(token.expose().as_bytes());

@@ -7,6 +7,7 @@
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// True for characters that must not reach a terminal, a notice or a log line: C0 and C1 controls,
 /// DEL, the bidi controls, and the two Unicode line breaks.
@@ -97,6 +98,36 @@ fn push_clean(out: &mut String, c: char) -> usize {
     out.len() - before
 }
 
+/// `2026-11-29T22:20:05.123Z`. Times before 1970 are shown as 1970.
+pub fn push_rfc3339(out: &mut String, at: SystemTime) {
+    let since = at.duration_since(UNIX_EPOCH).unwrap_or_default();
+    let (days, seconds) = (since.as_secs() / 86_400, since.as_secs() % 86_400);
+    // Days to a civil date, by eras of 400 years that begin on 1 March (Hinnant).
+    let shifted = days + 719_468;
+    let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
+    let year_of_era = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let shifted_month = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * shifted_month + 2) / 5 + 1;
+    let month = if shifted_month < 10 { shifted_month + 3 } else { shifted_month - 9 };
+    let year = era * 400 + year_of_era + u64::from(month <= 2);
+    let _ = write!(
+        out,
+        "{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}.{:03}Z",
+        seconds / 3600,
+        seconds / 60 % 60,
+        seconds % 60,
+        since.subsec_millis(),
+    );
+}
+
+/// RFC 3339 in UTC with milliseconds, of milliseconds since the epoch.
+pub fn rfc3339(ms: u64) -> String {
+    let mut text = String::with_capacity(24);
+    push_rfc3339(&mut text, UNIX_EPOCH + Duration::from_millis(ms));
+    text
+}
+
 /// An error and what caused it, in one line.
 pub fn with_causes(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
@@ -148,5 +179,16 @@ mod tests {
     #[test]
     fn a_block_keeps_its_lines() {
         assert_eq!(clean_block("a\r\nb\rc\u{1b}[2J\n"), "a\nb\\rc\\u{1b}[2J\n");
+    }
+
+    #[test]
+    fn times_are_utc_milliseconds() {
+        let shown = rfc3339;
+        assert_eq!(shown(0), "1970-01-01T00:00:00.000Z");
+        assert_eq!(shown(951_782_399_999), "2000-02-28T23:59:59.999Z");
+        assert_eq!(shown(951_782_400_000), "2000-02-29T00:00:00.000Z");
+        assert_eq!(shown(951_868_800_000), "2000-03-01T00:00:00.000Z");
+        assert_eq!(shown(1_798_761_599_001), "2026-12-31T23:59:59.001Z");
+        assert_eq!(shown(4_107_542_400_000), "2100-03-01T00:00:00.000Z");
     }
 }

@@ -1,79 +1,55 @@
-//! One `tools/call` on its way: ledger, audit `start`, host, audit `done`, answer.
+//! One `tools/call` on its way: ledger, audit `start`, host, audit `done`, outcome.
 //!
 //! A call is a task of its own. The caller's handler only waits for the outcome: it may vanish at any
-//! moment, and what must still happen (the audit's end, striking the call out) happens here.
+//! moment, and what must still happen (the audit's end, keeping the result) happens here. Calls of an
+//! earlier sidecar take up where that one left off, from the note the shim kept.
 
-use std::cell::Cell;
 use std::rc::Rc;
 
 use bytes::Bytes;
-use serde::Serialize;
-use tokio::sync::oneshot;
-use tokio_util::sync::CancellationToken;
+use serde::{Deserialize, Serialize};
+use tokio::time::Duration;
 
-use super::Core;
+use super::exchange::{Cancel, Exchange, Outcome, Seat};
+use super::streams::Stream;
+use super::{Core, now_ms};
 use crate::audit::{Args, Outcome as AuditOutcome, Record};
+use crate::frame::messages::{InFlight, InFlightState};
+use crate::frame::raw::{RawObject, quote};
 use crate::host::LinkError;
-use crate::ledger::{Entry, Phase, TooMany};
+use crate::ledger::{self, Newcomer, Phase, Verdict};
 use crate::mcp::call::{NO_MAIN, NOT_EXPOSED, ToolCall, ToolResult};
+use crate::text::rfc3339;
 
 /// The format of a call's note (contract 17).
 const NOTE_VERSION: u32 = 1;
-
-/// How a call ended, for its caller.
-#[derive(Debug)]
-pub enum Outcome {
-    /// With a result, be it an error of the tool or of ours.
-    Result(ToolResult),
-    /// Its caller cancelled it, or the session ended: nobody waits for a result.
-    Cancelled,
-}
-
-/// Why a call was cancelled.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Cancel {
-    /// `notifications/cancelled`.
-    Caller,
-    /// The session ended, or its token was replaced.
-    SessionEnded,
-    /// The operator said so.
-    Operator,
-    /// The bridge ends and the grace is over.
-    Stopping,
-    /// The next sidecar takes over; the tool goes on in the host.
-    Restarting,
-}
-
-impl Cancel {
-    fn reason(self) -> &'static str {
-        match self {
-            Self::Caller => "cancelled by the caller",
-            Self::SessionEnded => "the caller's session ended",
-            Self::Operator => "cancelled by the operator",
-            Self::Stopping => "the bridge is stopping",
-            Self::Restarting => "the bridge restarted",
-        }
-    }
-}
-
-/// The way to reach a running call.
-#[derive(Clone)]
-pub(super) struct Handle {
-    cancelled: CancellationToken,
-    cause: Rc<Cell<Option<Cancel>>>,
-}
+/// How often the ledger is swept while there is something to sweep.
+const SWEEP_EVERY: Duration = Duration::from_millis(250);
+/// Acknowledgements that are worth a frame at once.
+const ACK_BATCH: usize = 64;
 
 /// What the shim keeps for a later sidecar and hands back in `inFlight`.
-#[derive(Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Note<'a> {
+pub(super) struct Note {
     v: u32,
-    sid: &'a str,
-    rpc_id: &'a str,
-    args: &'a str,
+    sid: String,
+    rpc_id: String,
+    /// The caller's progress token, its own text.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    token: Option<String>,
+    /// Base64 of the ledger's digest.
+    digest: String,
+    /// Which token the call was made under: a keyed hash, not the token.
+    bound: String,
+    /// The redacted arguments, for the audit.
+    args: String,
+    #[serde(default)]
+    started_ms: u64,
 }
 
 /// Who asks.
+#[derive(Debug, Clone)]
 pub struct Caller {
     /// The session's id.
     pub sid: String,
@@ -82,84 +58,114 @@ pub struct Caller {
 }
 
 impl Core {
-    /// Starts a call; its outcome comes through the receiver, unless the call's task dies.
+    /// Starts a call, or finds the one that this is again.
     ///
     /// # Errors
-    /// [`TooMany`]: nothing was dispatched.
+    /// Too many calls run: nothing was dispatched.
     pub fn start_call(
         self: &Rc<Self>,
         caller: Caller,
         rpc_id: &str,
+        accepts_stream: bool,
         call: Option<ToolCall>,
-    ) -> Result<oneshot::Receiver<Outcome>, TooMany> {
+    ) -> Result<Rc<Exchange>, &'static str> {
         let call_id = uuid::Uuid::new_v4().to_string();
-        let entry = Entry {
-            call_id: call_id.clone(),
+        let (tool, arguments) = call.as_ref().map_or(("", &b""[..]), |call| (&*call.name, call.arguments()));
+        let newcomer = Newcomer { sid: &caller.sid, rpc_id, tool, digest: ledger::digest(tool, arguments) };
+        let verdict = self.ledger.borrow_mut().admit(&call_id, &newcomer, now_ms());
+        let seat = |key: &str| Seat {
             sid: caller.sid.clone(),
             rpc_id: rpc_id.to_owned(),
-            tool: call.as_ref().map(|call| call.name.clone()).unwrap_or_default(),
-            started_ms: super::now_ms(),
-            phase: Phase::Waiting,
+            progress_token: call.as_ref().and_then(|call| call.progress_token.clone()),
+            accepts_stream,
+            stream: Stream::new(key.to_owned(), self.next_epoch()),
         };
-        self.ledger.borrow_mut().begin(entry)?;
-        let handle = Handle { cancelled: CancellationToken::new(), cause: Rc::default() };
-        self.running.borrow_mut().insert(call_id.clone(), handle.clone());
-        let (answer, outcome) = oneshot::channel();
-        let core = self.clone();
-        let rpc_id = rpc_id.to_owned();
-        self.tasks.spawn_local(async move {
-            let guard = Struck { core: &core, call_id: &call_id };
-            let outcome = core.run_call(&call_id, &caller, &rpc_id, call, &handle).await;
-            drop(guard);
-            let _ = answer.send(outcome);
-        });
-        Ok(outcome)
+        match verdict {
+            Verdict::TooMany => Err("too many calls are in flight; try again"),
+            Verdict::Attach(earlier) => {
+                let Some(exchange) = self.exchanges.borrow().get(&earlier).cloned() else {
+                    return Err("the earlier call is just ending; try again");
+                };
+                self.attach(&exchange, seat(&earlier), call.as_ref());
+                Ok(exchange)
+            }
+            Verdict::New => {
+                let exchange = Exchange::new(call_id.clone(), true, seat(&call_id));
+                self.exchanges.borrow_mut().insert(call_id, exchange.clone());
+                let (core, running) = (self.clone(), exchange.clone());
+                self.tasks.spawn_local(async move { core.run_call(&running, &caller, call).await });
+                Ok(exchange)
+            }
+        }
     }
 
-    async fn run_call(
-        &self,
-        call_id: &str,
-        caller: &Caller,
-        rpc_id: &str,
-        call: Option<ToolCall>,
-        handle: &Handle,
-    ) -> Outcome {
+    /// A re-sent call takes the seat of the one that runs or has run.
+    fn attach(self: &Rc<Self>, exchange: &Rc<Exchange>, seat: Seat, call: Option<&ToolCall>) {
+        tracing::info!(call = exchange.key, "the same call came again: attached to the one that ran already");
+        exchange.take_seat(seat);
+        self.attached.borrow_mut().insert(exchange.key.clone());
+        if let Some(outcome) = exchange.outcome() {
+            // Said again, now with the mark.
+            exchange.replace_outcome(self.marked(&exchange.key, outcome));
+            exchange.take_seat(exchange.seat().again(self.next_epoch()));
+        }
+        let name = call.map_or("", |call| &call.name);
+        let args = call.map_or_else(|| Args::redact("{}"), redacted);
+        let record = Record::attached(&exchange.key, &exchange.seat().sid, name, &args);
+        let core = self.clone();
+        self.tasks.spawn_local(async move { core.audit.write(record).await });
+        self.renew_note(exchange);
+    }
+
+    /// Tells the shim who a call belongs to by now, for a later sidecar.
+    fn renew_note(&self, exchange: &Rc<Exchange>) {
+        let seat = exchange.seat();
+        let mut notes = self.notes.borrow_mut();
+        let Some(note) = notes.get_mut(&exchange.key) else { return };
+        note.sid.clone_from(&seat.sid);
+        note.rpc_id.clone_from(&seat.rpc_id);
+        note.token = seat.progress_token.map(|token| String::from_utf8_lossy(&token).into_owned());
+        let params = serde_json::json!({ "callId": exchange.key, "note": &*note });
+        let link = self.link.clone();
+        self.tasks.spawn_local(async move {
+            let _ = link.notify("bridge/note", &params).await;
+        });
+    }
+
+    async fn run_call(self: Rc<Self>, exchange: &Rc<Exchange>, caller: &Caller, call: Option<ToolCall>) {
+        let call_id = &exchange.key;
         let name = call.as_ref().map_or("", |call| &call.name);
-        let args = call.as_ref().map_or_else(
-            || Args::redact("{}"),
-            |call| Args::redact(std::str::from_utf8(call.arguments()).unwrap_or("{}")),
-        );
+        let args = call.as_ref().map_or_else(|| Args::redact("{}"), redacted);
         self.audit.write(Record::start(call_id, &caller.sid, name, &args)).await;
         let asked = tokio::select! {
-            answer = self.ask_host(call_id, caller, rpc_id, call.as_ref(), &args, &handle.cause) => answer,
-            () = handle.cancelled.cancelled() => {
-                Err(Unanswered::Cancelled(handle.cause.get().unwrap_or(Cancel::Caller)))
-            }
+            answer = self.ask_host(exchange, caller, call.as_ref(), &args) => answer,
+            () = exchange.cancelled.cancelled() => Err(Unanswered::Cancelled),
         };
+        self.conclude(exchange, name, &args, asked).await;
+    }
+
+    /// Audits the end of a call and hands its outcome to whoever waits.
+    async fn conclude(self: &Rc<Self>, exchange: &Rc<Exchange>, tool: &str, args: &Args, asked: Asked) {
+        let call_id = &exchange.key;
+        let sid = exchange.seat().sid;
         let (outcome, record) = match asked {
             Ok(result) => {
-                let record = Record::done(call_id, &caller.sid, name, &args, result.is_error);
+                let record = Record::done(call_id, &sid, tool, args, result.is_error);
                 (Outcome::Result(result), record)
             }
-            Err(Unanswered::Cancelled(Cancel::Restarting)) => {
-                // Its end is audited by the sidecar that learns it.
-                let text = format!(
-                    "the bridge restarted during call {call_id}: the tool goes on in the host, its result cannot be delivered"
-                );
-                return Outcome::Result(ToolResult::error(&text));
-            }
-            Err(Unanswered::Cancelled(cause)) => {
-                let record = Record::ended(call_id, &caller.sid, name, &args, AuditOutcome::Cancelled);
-                let outcome = match cause {
+            Err(Unanswered::Cancelled) => {
+                self.ledger.borrow_mut().cancelled(call_id);
+                let record = Record::ended(call_id, &sid, tool, args, AuditOutcome::Cancelled);
+                let outcome = match exchange.cause() {
                     Cancel::Caller | Cancel::SessionEnded => Outcome::Cancelled,
-                    Cancel::Operator | Cancel::Stopping | Cancel::Restarting => {
+                    cause @ (Cancel::Operator | Cancel::Stopping) => {
                         Outcome::Result(ToolResult::error(cause.reason()))
                     }
                 };
                 (outcome, record)
             }
             Err(Unanswered::Unknown) => {
-                let record = Record::ended(call_id, &caller.sid, name, &args, AuditOutcome::Unknown);
+                let record = Record::ended(call_id, &sid, tool, args, AuditOutcome::Unknown);
                 let text = format!(
                     "outcome unknown: the host went away during call {call_id}; the tool may or may not have run to its end"
                 );
@@ -167,18 +173,31 @@ impl Core {
             }
         };
         self.audit.write(record).await;
-        outcome
+        let outcome =
+            if self.attached.borrow().contains(call_id) { self.marked(call_id, outcome) } else { outcome };
+        self.ledger.borrow_mut().ended(call_id, outcome.weight(), now_ms());
+        exchange.finish(outcome);
+        self.drop_questions_of(call_id, "the call has ended");
+        self.call_ended.notify_waiters();
+        self.sweep_wanted.notify_one();
+    }
+
+    /// An outcome that reaches a caller who sent the call again says so.
+    fn marked(&self, call_id: &str, outcome: Outcome) -> Outcome {
+        let started = self.ledger.borrow().get(call_id).map_or(0, |entry| entry.started_ms);
+        match outcome {
+            Outcome::Result(result) => Outcome::Result(mark_attached(result, call_id, started)),
+            other => other,
+        }
     }
 
     async fn ask_host(
         &self,
-        call_id: &str,
+        exchange: &Exchange,
         caller: &Caller,
-        rpc_id: &str,
         call: Option<&ToolCall>,
         args: &Args,
-        cause: &Cell<Option<Cancel>>,
-    ) -> Result<ToolResult, Unanswered> {
+    ) -> Asked {
         let call = match call {
             Some(call) if !self.denied.covers(&call.name) => call,
             _ => return Ok(ToolResult::error(NOT_EXPOSED)),
@@ -189,15 +208,30 @@ impl Core {
         if self.catalogue().await.is_none() {
             return Ok(ToolResult::error(NO_MAIN));
         }
+        let call_id = &exchange.key;
         self.ledger.borrow_mut().set_phase(call_id, Phase::Running);
-        let note = Note { v: NOTE_VERSION, sid: &caller.sid, rpc_id, args: args.as_str() };
-        let note = serde_json::to_string(&note).unwrap_or_else(|_| "{}".into());
-        let params = call.host_params(call_id, &note, &caller.sid, &caller.client_name);
+        let seat = exchange.seat();
+        let entry = self.ledger.borrow().get(call_id).map(|entry| (entry.digest, entry.started_ms));
+        let (digest, started_ms) = entry.unwrap_or_default();
+        let note = Note {
+            v: NOTE_VERSION,
+            sid: seat.sid,
+            rpc_id: seat.rpc_id,
+            token: seat.progress_token.map(|token| String::from_utf8_lossy(&token).into_owned()),
+            digest: base64(&digest),
+            bound: self.token_mark(),
+            args: args.as_str().to_owned(),
+            started_ms,
+        };
+        let note_text = serde_json::to_string(&note).unwrap_or_else(|_| "{}".into());
+        self.notes.borrow_mut().insert(call_id.clone(), note);
+        let params = call.host_params(call_id, &note_text, &caller.sid, &caller.client_name);
         let id = self.link.next_id();
         // Dropped by a cancel, it tells the host; answered, it has nothing to tell.
-        let mut dispatched = Dispatched { core: self, id, cause, answered: false };
+        let mut dispatched = Dispatched { core: self, id, reason: None };
+        dispatched.reason = Some(exchange);
         let answer = self.link.request_with_id(id, "tools/call", params).await;
-        dispatched.answered = true;
+        dispatched.reason = None;
         match answer.map(crate::host::Answer::into_result) {
             Ok(Ok(result)) => Ok(ToolResult::from_host(result)),
             Ok(Err(error)) => Ok(ToolResult::error(&error.message)),
@@ -206,74 +240,239 @@ impl Core {
         }
     }
 
-    /// Cancels calls; how many of them were still running.
-    pub fn cancel_calls(&self, call_ids: &[String], cause: Cancel) -> usize {
-        let running = self.running.borrow();
-        let handles = call_ids.iter().filter_map(|call_id| running.get(call_id));
-        handles
-            .filter(|handle| !handle.cancelled.is_cancelled())
-            .map(|handle| {
-                handle.cause.set(Some(cause));
-                handle.cancelled.cancel();
-            })
-            .count()
+    /// Cancels exchanges; how many of them had not been yet.
+    pub fn cancel_calls(&self, keys: &[String], cause: Cancel) -> usize {
+        let exchanges = self.exchanges.borrow();
+        let found: Vec<_> = keys.iter().filter_map(|key| exchanges.get(key).cloned()).collect();
+        drop(exchanges);
+        found.into_iter().filter(|exchange| exchange.cancel(cause)).count()
+    }
+
+    /// Calls of an earlier sidecar become orphans of this one.
+    pub(super) fn inherit_calls(self: &Rc<Self>) {
+        for call in &self.hello.in_flight {
+            let note: Option<Note> =
+                call.note.as_ref().and_then(|note| serde_json::from_str(note.get()).ok());
+            let note = note.filter(|note| note.v == NOTE_VERSION);
+            let Some(note) = note else {
+                tracing::warn!(
+                    call = call.call_id,
+                    "a call of an earlier sidecar has a note this one does not understand"
+                );
+                self.acknowledge([call.call_id.clone()]);
+                continue;
+            };
+            let inherited = ledger::Inherited {
+                call_id: call.call_id.clone(),
+                sid: note.sid.clone(),
+                rpc_id: note.rpc_id.clone(),
+                tool: call.tool.clone(),
+                digest: unbase64(&note.digest).unwrap_or_default(),
+                started_ms: note.started_ms,
+                attachable: note.bound == self.token_mark() && call.state != InFlightState::Cancelled,
+            };
+            self.ledger.borrow_mut().inherit(inherited, now_ms());
+            let seat = Seat {
+                sid: note.sid.clone(),
+                rpc_id: note.rpc_id.clone(),
+                progress_token: note.token.clone().map(Bytes::from),
+                accepts_stream: true,
+                stream: Stream::new(call.call_id.clone(), self.next_epoch()),
+            };
+            let exchange = Exchange::new(call.call_id.clone(), true, seat);
+            self.exchanges.borrow_mut().insert(call.call_id.clone(), exchange.clone());
+            let args = Args::redacted_before(&note.args);
+            self.notes.borrow_mut().insert(call.call_id.clone(), note);
+            let (answer, late) = tokio::sync::oneshot::channel();
+            let (core, call) = (self.clone(), call.clone());
+            if matches!(call.state, InFlightState::Running | InFlightState::Finished) {
+                self.late_results.borrow_mut().insert(call.call_id.clone(), answer);
+            }
+            self.tasks.spawn_local(async move { core.run_inherited(&exchange, &call, &args, late).await });
+        }
+    }
+
+    async fn run_inherited(
+        self: Rc<Self>,
+        exchange: &Rc<Exchange>,
+        call: &InFlight,
+        args: &Args,
+        late: tokio::sync::oneshot::Receiver<ToolResult>,
+    ) {
+        let asked = match call.state {
+            InFlightState::Cancelled => Err(Unanswered::Cancelled),
+            InFlightState::Dropped => Ok(ToolResult::error(&dropped_text(&call.call_id))),
+            InFlightState::Running | InFlightState::Finished => tokio::select! {
+                result = late => result.map_err(|_| Unanswered::Unknown),
+                () = exchange.cancelled.cancelled() => {
+                    let params = serde_json::json!({ "callId": call.call_id });
+                    let _ = self.link.notify("bridge/cancel", &params).await;
+                    Err(Unanswered::Cancelled)
+                }
+            },
+        };
+        self.late_results.borrow_mut().remove(&call.call_id);
+        self.conclude(exchange, &call.tool, args, asked).await;
+    }
+
+    /// The shim may forget these calls; sent in batches.
+    pub(super) fn acknowledge(&self, call_ids: impl IntoIterator<Item = String>) {
+        let mut waiting = self.acknowledged.borrow_mut();
+        waiting.extend(call_ids);
+        if waiting.len() >= ACK_BATCH {
+            self.acks_wanted.notify_one();
+        }
+        self.sweep_wanted.notify_one();
+    }
+
+    fn take_acks(&self) -> Option<serde_json::Value> {
+        let call_ids = std::mem::take(&mut *self.acknowledged.borrow_mut());
+        (!call_ids.is_empty()).then(|| serde_json::json!({ "callIds": call_ids }))
+    }
+
+    /// Sends what is acknowledged and not said yet.
+    pub(super) async fn send_acks(&self) {
+        if let Some(params) = self.take_acks() {
+            let _ = self.link.notify("bridge/ack", &params).await;
+        }
+    }
+
+    /// Owner of the ledger's clock: sweeps while there is something to sweep, and sends acks.
+    pub(super) async fn keep_ledger(self: Rc<Self>) {
+        loop {
+            let idle = !self.ledger.borrow().needs_sweeping() && self.acknowledged.borrow().is_empty();
+            if idle {
+                self.sweep_wanted.notified().await;
+            }
+            tokio::select! {
+                () = tokio::time::sleep(SWEEP_EVERY) => {}
+                () = self.acks_wanted.notified() => {}
+            }
+            self.sweep();
+            self.send_acks().await;
+        }
+    }
+
+    fn sweep(&self) {
+        let sweep = self.ledger.borrow_mut().sweep(now_ms());
+        for call_id in &sweep.drop {
+            if let Some(exchange) = self.exchanges.borrow().get(call_id) {
+                exchange.replace_outcome(Outcome::Result(ToolResult::error(&dropped_text(call_id))));
+            }
+        }
+        self.forgotten(sweep.forget);
+    }
+
+    /// These calls are out of the ledger: their results go, here and at the shim.
+    fn forgotten(&self, call_ids: Vec<String>) {
+        for call_id in &call_ids {
+            self.exchanges.borrow_mut().remove(call_id);
+            self.notes.borrow_mut().remove(call_id);
+            self.attached.borrow_mut().remove(call_id);
+        }
+        self.acknowledge(call_ids);
+    }
+
+    /// The response of a call reached its caller for certain.
+    pub(super) fn delivered(&self, call_id: &str) {
+        if self.ledger.borrow_mut().forget(call_id).is_some() {
+            self.forgotten(vec![call_id.to_owned()]);
+        }
     }
 }
+
+type Asked = Result<ToolResult, Unanswered>;
 
 enum Unanswered {
-    Cancelled(Cancel),
+    Cancelled,
     /// The host is gone; what it did is not known.
     Unknown,
-}
-
-/// Strikes the call out of the tables, also when its task is dropped.
-struct Struck<'a> {
-    core: &'a Core,
-    call_id: &'a str,
-}
-
-impl Drop for Struck<'_> {
-    fn drop(&mut self) {
-        self.core.running.borrow_mut().remove(self.call_id);
-        self.core.ledger.borrow_mut().end(self.call_id);
-        self.core.call_ended.notify_waiters();
-    }
 }
 
 /// A request that went to the host; a drop before its answer aborts the tool.
 struct Dispatched<'a> {
     core: &'a Core,
     id: u64,
-    cause: &'a Cell<Option<Cancel>>,
-    answered: bool,
+    reason: Option<&'a Exchange>,
 }
 
 impl Drop for Dispatched<'_> {
     fn drop(&mut self) {
-        if self.answered || self.cause.get() == Some(Cancel::Restarting) {
-            return;
-        }
-        #[derive(Serialize)]
-        #[serde(rename_all = "camelCase")]
-        struct Cancelled {
-            request_id: u64,
-        }
-        let (link, id) = (self.core.link.clone(), self.id);
+        let Some(exchange) = self.reason else { return };
+        let params = serde_json::json!({ "requestId": self.id, "reason": exchange.cause().reason() });
+        let link = self.core.link.clone();
         self.core.tasks.spawn_local(async move {
-            let _ = link.notify("notifications/cancelled", &Cancelled { request_id: id }).await;
+            let _ = link.notify("notifications/cancelled", &params).await;
         });
     }
 }
 
-/// The answer to a call's own parts, for the wire.
-impl Outcome {
-    /// The JSON-RPC reply.
-    pub fn reply(self, rpc_id: &str) -> Vec<Bytes> {
-        match self {
-            Self::Result(result) => crate::mcp::reply::result(rpc_id, result.text),
-            Self::Cancelled => {
-                crate::mcp::reply::error(rpc_id, crate::mcp::reply::code::CANCELLED, "cancelled")
-            }
+fn redacted(call: &ToolCall) -> Args {
+    Args::redact(std::str::from_utf8(call.arguments()).unwrap_or("{}"))
+}
+
+fn dropped_text(call_id: &str) -> String {
+    format!(
+        "the result of call {call_id} was dropped: too many results waited for their callers; the tool ran to its end and was not run again"
+    )
+}
+
+/// A result for a caller who sent the call again (contract 4.2).
+fn mark_attached(result: ToolResult, call_id: &str, started_ms: u64) -> ToolResult {
+    let text = String::from_utf8_lossy(&result.text).into_owned();
+    let Some(object) = RawObject::parse(&text) else { return result };
+    let words = quote(&format!(
+        "[a2mcp] result of the same call started {} (call {call_id}); it was not run again",
+        rfc3339(started_ms)
+    ));
+    let content = object.get("content").map_or("[]", |content| content.get()).trim();
+    let blocks = content.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or_default().trim();
+    let comma = if blocks.is_empty() { "" } else { "," };
+    let mut json = format!(r#"{{"content":[{blocks}{comma}{{"type":"text","text":{words}}}]"#);
+    for (key, value) in &object.members {
+        if !["content", "_meta"].iter().any(|own| crate::frame::raw::key_is(key, own)) {
+            json.push_str(&format!(",{}:{}", key.get(), value.get()));
         }
+    }
+    let meta = object.get("_meta").and_then(|meta| RawObject::parse(meta.get())).unwrap_or_default();
+    json.push_str(&format!(r#","_meta":{{"a2mcp/attached":"{call_id}""#));
+    for (key, value) in &meta.members {
+        json.push_str(&format!(",{}:{}", key.get(), value.get()));
+    }
+    json.push_str("}}");
+    ToolResult { text: json.into(), is_error: result.is_error }
+}
+
+fn base64(bytes: &[u8]) -> String {
+    use base64::Engine as _;
+    base64::engine::general_purpose::STANDARD_NO_PAD.encode(bytes)
+}
+
+fn unbase64(text: &str) -> Option<ledger::Digest> {
+    use base64::Engine as _;
+    base64::engine::general_purpose::STANDARD_NO_PAD.decode(text).ok()?.try_into().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_attached_result_says_so_and_keeps_the_rest() {
+        let result = |text: &str| ToolResult { text: text.to_owned().into(), is_error: false };
+        let marked = mark_attached(
+            result(r#"{"content":[{"type":"text","text":"a"}],"isError":false,"_meta":{"x":1.50}}"#),
+            "c1",
+            0,
+        );
+        assert_eq!(
+            marked.text,
+            r#"{"content":[{"type":"text","text":"a"},{"type":"text","text":"[a2mcp] result of the same call started 1970-01-01T00:00:00.000Z (call c1); it was not run again"}],"isError":false,"_meta":{"a2mcp/attached":"c1","x":1.50}}"#
+        );
+        let marked = mark_attached(result(r#"{"content":[ ]}"#), "c1", 0);
+        assert!(
+            marked.text.starts_with(br#"{"content":[{"type":"text""#)
+                && serde_json::from_slice::<serde_json::Value>(&marked.text).is_ok()
+        );
     }
 }

@@ -7,16 +7,20 @@ use bytes::Bytes;
 use hyper::header::{CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER};
 use hyper::{Response, StatusCode};
 
-use super::calls::{Caller, Cancel};
+use super::calls::Caller;
+use super::exchange::{Cancel, Exchange};
+use super::reply::stream_response;
+use super::streams::Reader;
 use super::{Core, Phase, VERSION, now_ms};
 use crate::frame::envelope::EnvelopeError;
 use crate::frame::raw::{RawObject, quote, string};
 use crate::frame::{Envelope, Shape};
 use crate::http::guard::bearer;
-use crate::http::{Body, Endpoint, Head, Health, MAX_BODY, Refusal};
+use crate::http::{Body, ConnectionEvent, Endpoint, Head, Health, MAX_BODY, Refusal};
 use crate::mcp::call::ToolCall;
 use crate::mcp::reply::{self, code};
-use crate::mcp::session::Session;
+use crate::mcp::session::{Hold, Session};
+use crate::mcp::sse::Position;
 use crate::mcp::{VERSIONS, negotiate};
 
 const SESSION: HeaderName = HeaderName::from_static("mcp-session-id");
@@ -71,6 +75,14 @@ impl Endpoint for Core {
         error(status, "null", code, message)
     }
 
+    fn connection(&self, connection: u64, event: ConnectionEvent) {
+        self.connection_event(connection, event);
+    }
+
+    fn is_draining(&self) -> bool {
+        self.phase.get() != Phase::Serving
+    }
+
     async fn post(self: Rc<Self>, head: Head, body: Bytes) -> Response<Body> {
         let envelope = match Envelope::parse(&body) {
             Ok(envelope) => envelope,
@@ -80,11 +92,12 @@ impl Endpoint for Core {
             Err(EnvelopeError::NotAnObject) => return invalid("null"),
         };
         let id = envelope.reply_id();
-        let shape = envelope.shape();
-        if shape == Shape::Answer {
-            // An answer to a question of the host; nobody has asked one yet, or waits no more.
+        if envelope.shape() == Shape::Answer {
             return match self.session(&head, id) {
-                Ok(_) => accepted(),
+                Ok(caller) => {
+                    self.caller_answers(&caller.sid, &envelope);
+                    accepted()
+                }
                 Err(refused) => refused,
             };
         }
@@ -93,70 +106,89 @@ impl Endpoint for Core {
         else {
             return invalid(id);
         };
+        let params = envelope.params.map(|params| params.get());
         if method == "initialize" {
-            return self.initialize(id, envelope.params.map(|params| params.get())).await;
+            return self.initialize(id, params).await;
         }
-        let session = match self.session(&head, id) {
-            Ok(session) => session,
+        let caller = match self.session(&head, id) {
+            Ok(caller) => caller,
             Err(refused) => return refused,
         };
         if method.starts_with("notifications/") {
-            if method == "notifications/cancelled" {
-                self.caller_cancels(&session.sid, envelope.params.map(|params| params.get()));
-            }
+            self.caller_notifies(&caller.sid, method, params);
             return accepted();
         }
-        match method {
-            "ping" => ok(reply::short_result(id, "{}")),
-            "tools/list" => match self.catalogue().await {
-                Some(catalogue) => ok(reply::result(id, catalogue.result.clone())),
-                None => error(StatusCode::OK, id, code::REFUSED, "host not ready"),
-            },
+        let accepts_stream = head.accepts_stream && self.config.streaming;
+        let exchange = match method {
+            "ping" => return ok(reply::short_result(id, "{}")),
+            "tools/list" => {
+                return match self.catalogue().await {
+                    Some(catalogue) => ok(reply::result(id, catalogue.result.clone())),
+                    None => error(StatusCode::OK, id, code::REFUSED, "host not ready"),
+                };
+            }
+            "logging/setLevel" => {
+                return if self.set_level(&caller.sid, params) {
+                    ok(reply::short_result(id, "{}"))
+                } else {
+                    error(StatusCode::OK, id, code::INVALID_PARAMS, "level must be one of RFC 5424's names")
+                };
+            }
             "tools/call" => {
                 let call = ToolCall::parse(envelope.params, &body);
-                match self.start_call(session, id, call) {
-                    Err(full) => busy(id, &full.to_string()),
-                    Ok(outcome) => {
-                        let id = id.to_owned();
-                        // The body's bytes that the host needs live on inside the call.
-                        drop(body);
-                        match outcome.await {
-                            Ok(outcome) => ok(outcome.reply(&id)),
-                            Err(_) => error(
-                                StatusCode::INTERNAL_SERVER_ERROR,
-                                &id,
-                                code::INTERNAL,
-                                "internal error",
-                            ),
-                        }
-                    }
+                match self.start_call(caller, id, accepts_stream, call) {
+                    Ok(exchange) => exchange,
+                    Err(full) => return busy(id, full),
                 }
             }
-            _ => error(StatusCode::OK, id, code::METHOD_NOT_FOUND, "method not found"),
-        }
+            _ if !self.host_offers(method) => {
+                return error(StatusCode::OK, id, code::METHOD_NOT_FOUND, "method not found");
+            }
+            "resources/subscribe" | "resources/unsubscribe" => {
+                match self.subscribe(&caller.sid, method, params) {
+                    Err(wrong) => return error(StatusCode::OK, id, code::INVALID_PARAMS, wrong),
+                    Ok(false) => return ok(reply::short_result(id, "{}")),
+                    Ok(true) => self.start_relay(caller, id, accepts_stream, method, params),
+                }
+            }
+            _ => self.start_relay(caller, id, accepts_stream, method, params),
+        };
+        // The body's bytes that the host needs live on inside the exchange.
+        drop(body);
+        self.respond(exchange, head.connection).await
     }
 
     async fn get(self: Rc<Self>, head: Head) -> Response<Body> {
-        // Server streams are not served yet: to a client, a 405 means exactly that.
-        match self.session(&head, "null") {
-            Err(refused) if head.session.is_some() => refused,
-            _ => {
-                let mut response = Response::new(Body::Empty);
-                *response.status_mut() = StatusCode::METHOD_NOT_ALLOWED;
-                response.headers_mut().insert(hyper::header::ALLOW, HeaderValue::from_static("POST, DELETE"));
-                response
+        if head.session.is_none() || !self.config.streaming {
+            return no_stream();
+        }
+        let caller = match self.session(&head, "null") {
+            Ok(caller) => caller,
+            Err(refused) => return refused,
+        };
+        let Some(last) = &head.last_event_id else {
+            return stream_response(self.listen(&caller.sid, None));
+        };
+        match Position::parse(last) {
+            Some(position) if Self::is_server_stream(&position) => {
+                stream_response(self.listen(&caller.sid, Some(&position)))
             }
+            Some(position) => match self.resume(&caller.sid, &position) {
+                Some((exchange, reader)) => self.stream_reply(&exchange, reader, head.connection),
+                None => unknown_stream(),
+            },
+            None => unknown_stream(),
         }
     }
 
     async fn delete(self: Rc<Self>, head: Head) -> Response<Body> {
-        if let Some(sid) = &head.session {
-            let closed = self.sessions.borrow_mut().close(sid);
-            if closed {
-                let calls = self.ledger.borrow().of_session(sid);
-                self.cancel_calls(&calls, Cancel::SessionEnded);
-                self.save().await;
-            }
+        if let Some(sid) = &head.session
+            && self.sessions.borrow_mut().close(sid)
+        {
+            let calls = self.ledger.borrow().connected_of_session(sid);
+            self.cancel_calls(&calls, Cancel::SessionEnded);
+            self.session_gone(sid);
+            self.save().await;
         }
         let mut response = Response::new(Body::Empty);
         *response.status_mut() = StatusCode::NO_CONTENT;
@@ -219,13 +251,14 @@ impl Core {
             capabilities.unwrap_or_default().to_owned(),
         );
         let sid = session.id.clone();
-        let opened = self.sessions.borrow_mut().open(session, |sid| self.ledger.borrow().hold(sid));
+        let opened = self.sessions.borrow_mut().open(session, |sid| self.hold(sid));
         match opened {
             Err(full) => return busy(id, &full.to_string()),
-            Ok(Some(evicted)) => tracing::info!(
-                client = %crate::text::clean(&evicted.client_name, 40),
-                "a session made room for a newer one"
-            ),
+            Ok(Some(evicted)) => {
+                let client = crate::text::clean(&evicted.client_name, 40);
+                tracing::info!(%client, "a session made room for a newer one");
+                self.session_gone(&evicted.id);
+            }
             Ok(None) => {}
         }
         self.save().await;
@@ -250,25 +283,74 @@ impl Core {
             .map(|text| format!(r#","instructions":{}"#, quote(text)))
             .unwrap_or_default();
         format!(
-            r#"{{"protocolVersion":"{version}","capabilities":{{"tools":{{}}}},"serverInfo":{{"name":"a2mcp"{title},"version":"{VERSION}"}}{instructions}}}"#
+            r#"{{"protocolVersion":"{version}","capabilities":{},"serverInfo":{{"name":"a2mcp"{title},"version":"{VERSION}"}}{instructions}}}"#,
+            self.server_capabilities()
         )
     }
 
-    fn caller_cancels(&self, sid: &str, params: Option<&str>) {
-        let params = params.and_then(RawObject::parse).unwrap_or_default();
-        if let Some(request) = params.get("requestId") {
-            let calls = self.ledger.borrow().find(sid, request.get());
-            self.cancel_calls(&calls, Cancel::Caller);
+    /// What keeps a session from being evicted.
+    fn hold(&self, sid: &str) -> Hold {
+        match self.ledger.borrow().hold(sid) {
+            Hold::Idle if self.is_listening(sid) => Hold::Stream,
+            hold => hold,
         }
+    }
+
+    /// A session is out of the table: everything that was only for it ends.
+    pub(super) fn session_gone(&self, sid: &str) {
+        self.session_ended(sid);
+        self.levels.borrow_mut().remove(sid);
+        let exchanges = self.exchanges.borrow();
+        let relays = exchanges.values().filter(|exchange| !exchange.is_call && exchange.belongs_to(sid));
+        let relays: Vec<String> = relays.map(|exchange| exchange.key.clone()).collect();
+        drop(exchanges);
+        self.cancel_calls(&relays, Cancel::SessionEnded);
+    }
+
+    fn caller_notifies(&self, sid: &str, method: &str, params: Option<&str>) {
+        match method {
+            "notifications/cancelled" => {
+                let params = params.and_then(RawObject::parse).unwrap_or_default();
+                let Some(request) = params.get("requestId") else { return };
+                let mut keys = self.ledger.borrow().find(sid, request.get());
+                let exchanges = self.exchanges.borrow();
+                let relays = exchanges.values().filter(|exchange| {
+                    let seat = exchange.seat();
+                    !exchange.is_call && seat.sid == sid && seat.rpc_id == request.get()
+                });
+                keys.extend(relays.map(|exchange| exchange.key.clone()));
+                drop(exchanges);
+                self.cancel_calls(&keys, Cancel::Caller);
+            }
+            "notifications/roots/list_changed" => {
+                let link = self.link.clone();
+                let params = Bytes::from(params.unwrap_or("{}").to_owned());
+                self.tasks.spawn_local(async move {
+                    let _ = link.notify_raw("notifications/roots/list_changed", params).await;
+                });
+            }
+            _ => {}
+        }
+    }
+
+    /// The call that a position names, when it is this session's, and a reader from there on.
+    fn resume(&self, sid: &str, position: &Position) -> Option<(Rc<Exchange>, Reader)> {
+        let exchange = self.exchanges.borrow().get(&position.stream).cloned()?;
+        if !exchange.belongs_to(sid) {
+            return None;
+        }
+        self.ledger.borrow_mut().returned(&exchange.key);
+        let reader = exchange.stream().read(Some(position));
+        Some((exchange, reader))
     }
 }
 
 fn ok(parts: Vec<Bytes>) -> Response<Body> {
-    json(StatusCode::OK, parts)
+    json(StatusCode::OK, Body::from(parts))
 }
 
-fn error(status: StatusCode, id: &str, code: i32, message: &str) -> Response<Body> {
-    json(status, reply::error(id, code, message))
+pub(super) fn error(status: StatusCode, id: &str, code: i32, message: &str) -> Response<Body> {
+    json(status, Body::from(reply::error(id, code, message)))
 }
 
 fn invalid(id: &str) -> Response<Body> {
@@ -283,7 +365,7 @@ fn busy(id: &str, message: &str) -> Response<Body> {
 }
 
 fn plain_error(status: StatusCode, message: &str) -> Response<Body> {
-    json(status, vec![format!(r#"{{"error":{}}}"#, quote(message)).into()])
+    json(status, Body::from(Bytes::from(format!(r#"{{"error":{}}}"#, quote(message)))))
 }
 
 fn accepted() -> Response<Body> {
@@ -292,8 +374,20 @@ fn accepted() -> Response<Body> {
     response
 }
 
-fn json(status: StatusCode, parts: Vec<Bytes>) -> Response<Body> {
-    let mut response = Response::new(Body::from(parts));
+fn unknown_stream() -> Response<Body> {
+    error(StatusCode::BAD_REQUEST, "null", code::REFUSED, "unknown stream")
+}
+
+fn no_stream() -> Response<Body> {
+    let mut response = Response::new(Body::Empty);
+    *response.status_mut() = StatusCode::METHOD_NOT_ALLOWED;
+    response.headers_mut().insert(hyper::header::ALLOW, HeaderValue::from_static("POST, DELETE"));
+    response
+}
+
+/// A JSON reply.
+pub(super) fn json(status: StatusCode, body: Body) -> Response<Body> {
+    let mut response = Response::new(body);
     *response.status_mut() = status;
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     response

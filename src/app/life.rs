@@ -18,14 +18,12 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tokio_util::task::TaskTracker;
 
-use super::calls::Cancel;
+use super::exchange::Cancel;
 use super::peer::Shim;
 use super::{Core, Parts, Phase, VERSION, bind, log, now_ms, operate, url};
 use crate::audit::Audit;
 use crate::config::{AgentDir, store};
-use crate::frame::messages::{
-    Goodbye, GoodbyeReason, Hello, HelloResult, InFlightState, Level, PROTOCOL, RpcError, code,
-};
+use crate::frame::messages::{Goodbye, GoodbyeReason, Hello, HelloResult, Level, PROTOCOL, RpcError, code};
 use crate::frame::{Envelope, Shape};
 use crate::host::link::{self, LinkEnd};
 use crate::host::stdio;
@@ -43,6 +41,10 @@ pub const EXIT_RESTART: u8 = 75;
 const CANCEL_TIME: Duration = Duration::from_millis(500);
 /// How long connections may take to end once nothing is in flight.
 const CLOSE_TIME: Duration = Duration::from_millis(1000);
+/// How long an idle keep-alive connection may still send its next request before a restart.
+const KEEP_ALIVE_TIME: Duration = Duration::from_secs(2);
+/// How often it is looked whether the connections are gone.
+const POLL: Duration = Duration::from_millis(20);
 /// How long the last frames may take into the pipe.
 const FLUSH_TIME: Duration = Duration::from_millis(500);
 
@@ -168,7 +170,7 @@ async fn serve(
     if let Err(error) = log::move_to(&dir.stderr(port)) {
         warnings.push(format!("the log stays in {}: {error}", dir.start_stderr().display()));
     }
-    let mut sessions = Sessions::default();
+    let mut sessions = Sessions::unsaved();
     match state::read(&dir.state_file(port)) {
         Ok(Some(state)) if state.is_bound_to(&loaded.token) => sessions.restore(state.sessions, now_ms()),
         Ok(_) => {}
@@ -192,6 +194,8 @@ async fn serve(
         tasks,
         sessions,
     });
+    // At once, not at the first session: it says that this port's holder lives (contract 13).
+    core.write_state();
     core.inherit_calls();
     let owner = tokio::task::spawn_local(unstarted.run(Rc::new(Shim(core.clone()))));
     let operator = core.clone();
@@ -226,6 +230,7 @@ async fn serve(
     }
     tokio::task::spawn_local(core.clone().keep_catalogue());
     tokio::task::spawn_local(core.clone().keep_state());
+    tokio::task::spawn_local(core.clone().keep_ledger());
     let code = core.clone().until_the_end(owner, server).await;
     drop(control);
     code
@@ -239,23 +244,6 @@ enum End {
 }
 
 impl Core {
-    /// Calls of an earlier sidecar: their ends are audited as they come.
-    fn inherit_calls(self: &Rc<Self>) {
-        for call in &self.hello.in_flight {
-            match call.state {
-                InFlightState::Running | InFlightState::Finished => {
-                    self.inherited.borrow_mut().insert(call.call_id.clone(), call.clone());
-                }
-                InFlightState::Cancelled | InFlightState::Dropped => {
-                    let (link, call_id) = (self.link.clone(), call.call_id.clone());
-                    self.tasks.spawn_local(async move {
-                        let _ = link.notify("bridge/ack", &serde_json::json!({ "callIds": [call_id] })).await;
-                    });
-                }
-            }
-        }
-    }
-
     async fn until_the_end(self: Rc<Self>, mut owner: JoinHandle<LinkEnd>, server: http::Server) -> u8 {
         let mut signals = match Signals::open() {
             Ok(signals) => signals,
@@ -298,6 +286,7 @@ impl Core {
             }
             End::Restart => {
                 self.phase.set(Phase::Restarting);
+                self.dismiss_readers();
                 (EXIT_RESTART, Some(GoodbyeReason::Restart))
             }
             End::HostGone(why) => {
@@ -308,24 +297,28 @@ impl Core {
                 (0, None)
             }
         };
-        if goodbye.is_some() {
-            let grace = self.wishes.grace.get();
-            tracing::info!(?grace, calls = self.ledger.borrow().len(), "draining");
-            tokio::select! {
-                _ = timeout(grace, self.no_calls()) => {}
-                _ = &mut owner => {}
-                () = process::ended(self.host) => {}
-                signal = signals.next() => tracing::info!(?signal, "second signal: at once"),
+        let signalled = signals.next();
+        match &end {
+            End::Stop => {
+                self.drain(&mut owner, signalled, self.no_calls()).await;
+                let calls = self.ledger.borrow().running();
+                self.cancel_calls(&calls, Cancel::Stopping);
             }
-            let cause = if matches!(end, End::Restart) { Cancel::Restarting } else { Cancel::Stopping };
-            let calls = self.ledger.borrow().all();
-            self.cancel_calls(&calls, cause);
+            // Calls go on in the host; the next sidecar inherits them.
+            End::Restart => self.drain(&mut owner, signalled, self.no_json_waits(&server)).await,
+            End::HostGone(_) => self.late_results.borrow_mut().clear(),
         }
-        let _ = timeout(CANCEL_TIME, self.no_calls()).await;
         server.stop_accepting.cancel();
+        if matches!(end, End::Restart) {
+            self.dismiss_readers();
+        } else {
+            let _ = timeout(CANCEL_TIME, self.no_calls()).await;
+            self.end_listeners();
+        }
         server.close_connections.cancel();
         server.connections.close();
         let _ = timeout(CLOSE_TIME, server.connections.wait()).await;
+        self.send_acks().await;
         self.write_state();
         let _ = timeout(FLUSH_TIME, self.audit.flush()).await;
         if let Some(reason) = goodbye {
@@ -347,8 +340,42 @@ impl Core {
         .await;
     }
 
+    /// Waits for `drained`, at most the grace; the end of the host or a second signal cuts it short.
+    async fn drain(
+        &self,
+        owner: &mut JoinHandle<LinkEnd>,
+        signalled: impl Future<Output = Signal>,
+        drained: impl Future<Output = ()>,
+    ) {
+        let grace = self.wishes.grace.get();
+        tracing::info!(?grace, calls = self.ledger.borrow().running_count(), "draining");
+        tokio::select! {
+            _ = timeout(grace, drained) => {}
+            _ = owner => {}
+            () = process::ended(self.host) => {}
+            signal = signalled => tracing::info!(?signal, "second signal: at once"),
+        }
+    }
+
     async fn no_calls(&self) {
-        while !self.ledger.borrow().is_empty() {
+        while self.ledger.borrow().running_count() > 0 {
+            self.call_ended.notified().await;
+        }
+    }
+
+    /// Before a restart: JSON replies cannot be resumed, so they are waited for; a keep-alive
+    /// connection gets a moment for its next request, whose reply tells it to go.
+    async fn no_json_waits(&self, server: &http::Server) {
+        let _ = timeout(KEEP_ALIVE_TIME, async {
+            while !server.connections.is_empty() {
+                tokio::time::sleep(POLL).await;
+            }
+        })
+        .await;
+        let is_streamed = |call_id: &str| {
+            self.exchanges.borrow().get(call_id).is_some_and(|exchange| exchange.accepts_stream())
+        };
+        while self.ledger.borrow().waits_for_json(is_streamed) {
             self.call_ended.notified().await;
         }
     }

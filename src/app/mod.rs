@@ -1,9 +1,12 @@
 //! One sidecar's life and its heart, the [`Core`]: what the running sidecar knows and may do.
 //!
 //! [`life`] starts and stops it and is the only place that decides to exit; [`endpoint`] answers
-//! HTTP with it; [`calls`] carries a `tools/call` from caller to host and back; [`peer`] takes what
-//! the shim sends unasked; [`operate`] does what the operator asks for; [`bind`] finds the port;
-//! [`log`] owns stderr.
+//! HTTP with it; [`calls`] carries a `tools/call` from caller to host and back, [`relay`] any other
+//! method the host offers, both as an [`exchange`] with a resumable stream ([`streams`]);
+//! [`reply`] chooses between JSON and stream;
+//! [`listeners`] holds the sessions' server streams, [`questions`] what the host asks callers;
+//! [`peer`] takes what the shim sends unasked; [`operate`] does what the operator asks for; [`bind`]
+//! finds the port; [`log`] owns stderr.
 //!
 //! Everything runs on one thread, so the core's parts sit in `RefCell`s and are borrowed for the
 //! length of a statement, never over an await.
@@ -11,31 +14,39 @@
 pub mod bind;
 pub mod calls;
 mod endpoint;
+pub mod exchange;
 pub mod life;
+mod listeners;
 pub mod log;
 pub mod operate;
 mod peer;
+mod questions;
+mod relay;
+mod reply;
+pub mod streams;
 
 use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::audit::Audit;
 use crate::config::{AgentDir, Config, Token};
-use crate::frame::messages::{Approval, Hello, InFlight, Level, Notice};
+use crate::frame::messages::{Hello, Level, Notice};
 use crate::host::Link;
 use crate::ledger::Ledger;
+use crate::mcp::call::ToolResult;
 use crate::mcp::catalogue::{Catalogue, Denied};
 use crate::mcp::session::Sessions;
 use crate::process::Identity;
 use crate::state::{self, State};
+use exchange::Exchange;
 
 /// The version of this build.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -68,16 +79,36 @@ pub struct Core {
     /// When this sidecar started.
     pub started: Instant,
     token: RefCell<Token>,
+    token_mark: RefCell<String>,
     sessions: RefCell<Sessions>,
     ledger: RefCell<Ledger>,
-    running: RefCell<HashMap<String, calls::Handle>>,
+    /// Calls and relayed requests whose outcome somebody may still want, by key.
+    exchanges: RefCell<HashMap<String, Rc<Exchange>>>,
+    /// What the shim keeps of each call for a later sidecar.
+    notes: RefCell<HashMap<String, calls::Note>>,
+    /// Calls whose callers sent them again.
+    attached: RefCell<HashSet<String>>,
+    /// Calls of an earlier sidecar whose results are still to come.
+    late_results: RefCell<HashMap<String, oneshot::Sender<ToolResult>>>,
+    /// Calls the shim may forget and has not been told so.
+    acknowledged: RefCell<Vec<String>>,
+    /// Responses handed to a connection that may still break, by connection.
+    deliveries: RefCell<HashMap<u64, Vec<String>>>,
+    /// Questions of the host that wait for a caller, by our id.
+    questions: RefCell<HashMap<String, questions::Question>>,
+    listeners: RefCell<listeners::Listeners>,
+    missed: RefCell<listeners::Missed>,
+    subscriptions: RefCell<listeners::Subscriptions>,
+    /// Log levels by session, and the one the host was told.
+    levels: RefCell<HashMap<String, usize>>,
+    host_level: Cell<Option<usize>>,
+    epoch: Cell<u64>,
     call_ended: Notify,
+    sweep_wanted: Notify,
+    acks_wanted: Notify,
     catalogue: watch::Sender<Option<Rc<Catalogue>>>,
     catalogue_wanted: Notify,
     main: Cell<Option<bool>>,
-    approvals: RefCell<Vec<Approval>>,
-    /// Calls of an earlier sidecar that the host has not finished yet.
-    inherited: RefCell<HashMap<String, InFlight>>,
     /// The id of a `bridge/stop` that waits for its answer.
     stop_request: RefCell<Option<Bytes>>,
     saved: watch::Sender<u64>,
@@ -127,11 +158,12 @@ pub struct Parts {
 impl Core {
     /// A core that serves.
     pub fn new(parts: Parts) -> Rc<Self> {
+        let window_ms = parts.config.replay_window.as_millis() as u64;
         Rc::new(Self {
+            ledger: RefCell::new(Ledger::new(window_ms)),
             denied: Denied::new(&parts.config.deny, parts.config.deny_mcp_tools),
             config: parts.config,
             dir: parts.dir,
-            hello: parts.hello,
             host: parts.host,
             address: parts.address,
             link: parts.link,
@@ -139,16 +171,29 @@ impl Core {
             tasks: parts.tasks,
             wishes: Wishes::default(),
             started: Instant::now(),
+            token_mark: RefCell::new(state::keyed_hash(&parts.hello.instance, &parts.token)),
             token: RefCell::new(parts.token),
+            hello: parts.hello,
             sessions: RefCell::new(parts.sessions),
-            ledger: RefCell::default(),
-            running: RefCell::default(),
+            exchanges: RefCell::default(),
+            notes: RefCell::default(),
+            attached: RefCell::default(),
+            late_results: RefCell::default(),
+            acknowledged: RefCell::default(),
+            deliveries: RefCell::default(),
+            questions: RefCell::default(),
+            listeners: RefCell::default(),
+            missed: RefCell::default(),
+            subscriptions: RefCell::default(),
+            levels: RefCell::default(),
+            host_level: Cell::new(None),
+            epoch: Cell::new(now_ms()),
             call_ended: Notify::new(),
+            sweep_wanted: Notify::new(),
+            acks_wanted: Notify::new(),
             catalogue: watch::Sender::new(None),
             catalogue_wanted: Notify::new(),
             main: Cell::new(None),
-            approvals: RefCell::default(),
-            inherited: RefCell::default(),
             stop_request: RefCell::default(),
             saved: watch::Sender::new(0),
             save_wanted: Notify::new(),
@@ -157,6 +202,17 @@ impl Core {
             paused: Cell::new(false),
             phase: Cell::new(Phase::Serving),
         })
+    }
+
+    /// The number of the next stream's epoch: never one of an earlier sidecar.
+    fn next_epoch(&self) -> u64 {
+        self.epoch.set(self.epoch.get() + 1);
+        self.epoch.get()
+    }
+
+    /// Tells tokens apart in notes without being one.
+    fn token_mark(&self) -> String {
+        self.token_mark.borrow().clone()
     }
 
     /// The endpoint's URL as people and clients use it.
@@ -226,7 +282,9 @@ impl Core {
             return;
         }
         tracing::info!(tools = catalogue.names.len(), "tool list");
-        self.catalogue.send_replace(Some(Rc::new(catalogue)));
+        if self.catalogue.send_replace(Some(Rc::new(catalogue))).is_some() {
+            self.tell_list_changed("notifications/tools/list_changed");
+        }
     }
 
     /// Returns when the sessions as they are now are in the state file (or could not be written:

@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::rc::Rc;
 use std::time::Duration;
 
-use super::calls::Cancel;
+use super::exchange::Cancel;
 use super::{Core, Phase, VERSION, now_ms};
 use crate::audit::Record;
 use crate::config::{AgentDir, ConfigError, Token, store};
@@ -12,7 +12,7 @@ use crate::control::status::{self, Status};
 use crate::control::{self, Reply, Request};
 use crate::frame::messages::{Level, Notice};
 use crate::http::{Endpoint as _, Health};
-use crate::process;
+use crate::{process, state};
 
 /// How long calls may still take at a restart or stop, unless the operator says otherwise.
 pub const DEFAULT_GRACE: Duration = Duration::from_secs(10);
@@ -50,7 +50,7 @@ pub async fn perform(core: Rc<Core>, request: Request) -> Reply {
         }
         Request::Cancel { id } => {
             let calls: Vec<String> =
-                core.ledger.borrow().all().into_iter().filter(|call| call.starts_with(&id)).collect();
+                core.ledger.borrow().running().into_iter().filter(|call| call.starts_with(&id)).collect();
             match calls.len() {
                 _ if id.is_empty() => Reply::Error("which call? `a2mcp status` shows their ids".into()),
                 0 => Reply::Error("no call in flight has that id; `a2mcp status` shows them".into()),
@@ -59,7 +59,7 @@ pub async fn perform(core: Rc<Core>, request: Request) -> Reply {
             }
         }
         Request::CancelAll => {
-            let calls = core.ledger.borrow().all();
+            let calls = core.ledger.borrow().running();
             core.operator_cancels(&calls).await
         }
         Request::Pause => core.pause(true).await,
@@ -177,10 +177,16 @@ impl Core {
         if *self.token.borrow() == token {
             return;
         }
+        *self.token_mark.borrow_mut() = state::keyed_hash(&self.hello.instance, &token);
         self.token.replace(token);
+        let sids: Vec<String> =
+            self.sessions.borrow().list().iter().map(|session| session.id.clone()).collect();
         self.sessions.borrow_mut().clear();
-        let calls = self.ledger.borrow().all();
+        let calls = self.ledger.borrow().running();
         self.cancel_calls(&calls, Cancel::SessionEnded);
+        for sid in sids {
+            self.session_gone(&sid);
+        }
         self.save().await;
         tracing::info!("the token was replaced; sessions and calls of the old one ended");
     }

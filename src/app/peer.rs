@@ -7,11 +7,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use serde::Deserialize;
 
-use super::{Core, operate};
-use crate::audit::{Args, Record};
-use crate::frame::messages::{self, Command, GoodbyeReason, InFlight, Notice, RpcError, code};
+use super::{Core, operate, relay};
+use crate::frame::messages::{self, Command, GoodbyeReason, Notice, RpcError, code};
 use crate::host::{Incoming, Peer};
-use crate::mcp::call::ToolResult;
 
 /// The core as the link sees it.
 pub(super) struct Shim(pub(super) Rc<Core>);
@@ -45,6 +43,7 @@ impl Shim {
                 core.stop_request.replace(Some(id));
                 core.wishes.stop.cancel();
             }
+            _ if !method.starts_with("bridge/") => core.ask_caller(id, method, params),
             _ => {
                 tracing::debug!(method, "a request this sidecar does not know");
                 let answer: Result<(), _> = Err(RpcError {
@@ -78,48 +77,41 @@ impl Shim {
                     }
                 }
             }
-            // Progress and log messages have no stream to go to yet.
-            "notifications/progress" | "notifications/message" => {}
+            "bridge/closeStream" => {
+                #[derive(Deserialize)]
+                #[serde(rename_all = "camelCase")]
+                struct CloseStream {
+                    call_id: String,
+                }
+                if let Ok(close) = read::<CloseStream>(method, params)
+                    && let Some(exchange) = core.exchanges.borrow().get(&close.call_id)
+                {
+                    exchange.stream().dismiss_reader();
+                }
+            }
+            "notifications/progress" => core.relay_progress(params),
+            "notifications/message" => core.relay_message(params),
+            _ if method.starts_with("notifications/") => core.relay_notification(method, params),
             _ => tracing::debug!(method, "a notification this sidecar does not know"),
         }
     }
 
-    /// The end of a call of an earlier sidecar: its caller's connection died with that sidecar, so
-    /// the end is audited and the shim may forget the result.
+    /// The end of a call of an earlier sidecar.
     fn late_result(&self, params: &Bytes) {
-        let Ok(text) = std::str::from_utf8(params) else { return };
-        let Ok(late) = serde_json::from_str::<messages::CallResult<'_>>(text) else {
+        let Ok(late) = serde_json::from_slice::<messages::CallResult<'_>>(params) else {
             tracing::warn!("bridge/result without a callId ignored");
             return;
         };
-        let Some(call) = self.0.inherited.borrow_mut().remove(&late.call_id) else {
+        let Some(waiting) = self.0.late_results.borrow_mut().remove(&late.call_id) else {
             tracing::debug!("bridge/result for a call that is not known");
             return;
         };
-        let is_error = late.result.is_none_or(|result| {
-            ToolResult::from_host(Bytes::copy_from_slice(result.get().as_bytes())).is_error
+        let result = late.result.map(|result| params.slice_ref(result.get().as_bytes()));
+        let error = late.error.map(|error| {
+            serde_json::from_str::<RpcError>(error.get())
+                .map_or_else(|_| error.get().to_owned(), |error| error.message)
         });
-        let core = self.0.clone();
-        core.clone().tasks.spawn_local(async move {
-            let note = Inherited::of(&call);
-            let args = Args::redacted_before(&note.args);
-            core.audit.write(Record::done(&call.call_id, &note.sid, &call.tool, &args, is_error)).await;
-            let _ = core.link.notify("bridge/ack", &serde_json::json!({ "callIds": [call.call_id] })).await;
-        });
-    }
-}
-
-/// What a call's note tells a later sidecar; a note of another format tells nothing.
-#[derive(Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-struct Inherited {
-    sid: String,
-    args: String,
-}
-
-impl Inherited {
-    fn of(call: &InFlight) -> Self {
-        call.note.as_ref().and_then(|note| serde_json::from_str(note.get()).ok()).unwrap_or_default()
+        let _ = waiting.send(relay::late_result(result, error));
     }
 }
 
@@ -137,9 +129,10 @@ impl Core {
         if came_alive {
             self.catalogue_wanted.notify_one();
         }
-        self.ledger
-            .borrow_mut()
-            .set_approvals(state.approvals.iter().map(|approval| approval.call_id.as_str()));
-        *self.approvals.borrow_mut() = state.approvals;
+        let waiting = state.approvals.iter().map(|approval| approval.call_id.as_str());
+        let begun = self.ledger.borrow_mut().set_approvals(waiting);
+        for call_id in begun {
+            self.tell_awaiting_approval(&call_id);
+        }
     }
 }

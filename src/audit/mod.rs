@@ -22,7 +22,7 @@ use tokio_util::task::TaskTracker;
 use file::{Locking, Log};
 
 pub use file::ROTATE_BYTES;
-pub use record::{Args, Outcome, Record, push_rfc3339};
+pub use record::{Args, Outcome, Record};
 
 /// Most records in one write. More wait for the next one, which follows at once.
 const BATCH: usize = 512;

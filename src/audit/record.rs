@@ -3,9 +3,10 @@
 
 use std::fmt::Write as _;
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::SystemTime;
 
 use super::redact;
+use crate::text::push_rfc3339;
 
 /// A call's redacted arguments: JSON text of at most [`redact::ARGS_BYTES`] bytes. Cheap to clone.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -137,33 +138,10 @@ fn push_optional(out: &mut String, text: Option<&str>) {
     }
 }
 
-/// `2026-11-29T22:20:05.123Z`. Times before 1970 are shown as 1970.
-pub fn push_rfc3339(out: &mut String, at: SystemTime) {
-    let since = at.duration_since(UNIX_EPOCH).unwrap_or_default();
-    let (days, seconds) = (since.as_secs() / 86_400, since.as_secs() % 86_400);
-    // Days to a civil date, by eras of 400 years that begin on 1 March (Hinnant).
-    let shifted = days + 719_468;
-    let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
-    let year_of_era = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let shifted_month = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * shifted_month + 2) / 5 + 1;
-    let month = if shifted_month < 10 { shifted_month + 3 } else { shifted_month - 9 };
-    let year = era * 400 + year_of_era + u64::from(month <= 2);
-    let _ = write!(
-        out,
-        "{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}.{:03}Z",
-        seconds / 3600,
-        seconds / 60 % 60,
-        seconds % 60,
-        since.subsec_millis(),
-    );
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
+    use std::time::{Duration, UNIX_EPOCH};
 
     fn line(record: Record) -> String {
         Record { at: UNIX_EPOCH, ..record }.line()
@@ -219,20 +197,5 @@ mod tests {
         let name = "n".repeat(121);
         let text = line(Record::start("i", "s", &name, &Args::redact("{}")));
         assert!(!text.contains(&name) && text.contains("\"tool\":\"<len:121,sha256:"), "{text}");
-    }
-
-    #[test]
-    fn times_are_utc_milliseconds() {
-        let shown = |ms: u64| {
-            let mut out = String::new();
-            push_rfc3339(&mut out, UNIX_EPOCH + Duration::from_millis(ms));
-            out
-        };
-        assert_eq!(shown(0), "1970-01-01T00:00:00.000Z");
-        assert_eq!(shown(951_782_399_999), "2000-02-28T23:59:59.999Z");
-        assert_eq!(shown(951_782_400_000), "2000-02-29T00:00:00.000Z");
-        assert_eq!(shown(951_868_800_000), "2000-03-01T00:00:00.000Z");
-        assert_eq!(shown(1_798_761_599_001), "2026-12-31T23:59:59.001Z");
-        assert_eq!(shown(4_107_542_400_000), "2100-03-01T00:00:00.000Z");
     }
 }

@@ -215,7 +215,8 @@ impl Link {
     ) -> Result<Answer, LinkError> {
         // The shim relies on this very beginning: it can name the request even when the rest is
         // more than its own JSON parser takes.
-        let head = format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"{method}","params":"#);
+        let method = crate::frame::raw::quote(method);
+        let head = format!(r#"{{"jsonrpc":"2.0","id":{id},"method":{method},"params":"#);
         let frame = compose(head, params)?;
         let (reply, answer) = oneshot::channel();
         self.queue.send(Command::Request { id, frame, reply }).await.map_err(|_| LinkError::Ended)?;
@@ -250,6 +251,25 @@ impl Link {
         let head = format!(r#"{{"jsonrpc":"2.0","id":{id},"{member}":"#);
         let frame = compose(head, vec![text.unwrap_or_else(|_| b"{}".to_vec()).into()])?;
         self.queue.send(Command::Send(frame)).await.map_err(|_| LinkError::Ended)
+    }
+
+    /// Answers a request of the shim with `member` (`result` or `error`) as it is.
+    ///
+    /// # Errors
+    /// [`LinkError`].
+    pub async fn answer_raw(&self, id: &Bytes, member: &str, text: Bytes) -> Result<(), LinkError> {
+        let id = String::from_utf8_lossy(id);
+        let frame = compose(format!(r#"{{"jsonrpc":"2.0","id":{id},"{member}":"#), vec![text])?;
+        self.queue.send(Command::Send(frame)).await.map_err(|_| LinkError::Ended)
+    }
+
+    /// Sends a notification whose parameters are text already.
+    ///
+    /// # Errors
+    /// [`LinkError`].
+    pub async fn notify_raw(&self, method: &str, params: Bytes) -> Result<(), LinkError> {
+        let head = format!(r#"{{"jsonrpc":"2.0","method":{},"params":"#, crate::frame::raw::quote(method));
+        self.queue.send(Command::Send(compose(head, vec![params])?)).await.map_err(|_| LinkError::Ended)
     }
 
     /// Returns when everything queued before has been handed to the pipe, or the link has ended.

@@ -11,6 +11,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
+use futures_util::Stream;
 use http_body_util::BodyExt;
 use hyper::body::{Body as HttpBody, Frame, Incoming, SizeHint};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -33,15 +34,37 @@ const BUDGET_WAIT: Duration = Duration::from_secs(60);
 const DRAIN_TIME: Duration = Duration::from_secs(10);
 
 /// A reply's body.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub enum Body {
     /// Nothing.
     #[default]
     Empty,
     /// Known in full.
     Parts(VecDeque<Bytes>),
+    /// Known in full, and somebody wants to know whether the connection took it.
+    Receipted(VecDeque<Bytes>, Receipt),
     /// Comes piece by piece.
-    Stream(tokio::sync::mpsc::Receiver<Bytes>),
+    Stream(Pin<Box<dyn Stream<Item = Bytes>>>),
+}
+
+/// Told, when the body is dropped, whether the connection had taken all of it.
+pub struct Receipt(Option<Box<dyn FnOnce(bool)>>);
+
+impl Receipt {
+    /// A receipt for `told`.
+    pub fn new(told: impl FnOnce(bool) + 'static) -> Self {
+        Self(Some(Box::new(told)))
+    }
+}
+
+impl Drop for Body {
+    fn drop(&mut self) {
+        if let Self::Receipted(parts, receipt) = self
+            && let Some(told) = receipt.0.take()
+        {
+            told(parts.is_empty());
+        }
+    }
 }
 
 impl From<Vec<Bytes>> for Body {
@@ -66,9 +89,11 @@ impl HttpBody for Body {
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         match self.get_mut() {
             Self::Empty => Poll::Ready(None),
-            Self::Parts(parts) => Poll::Ready(parts.pop_front().map(|part| Ok(Frame::data(part)))),
+            Self::Parts(parts) | Self::Receipted(parts, _) => {
+                Poll::Ready(parts.pop_front().map(|part| Ok(Frame::data(part))))
+            }
             Self::Stream(pieces) => {
-                pieces.poll_recv(cx).map(|piece| piece.map(|piece| Ok(Frame::data(piece))))
+                pieces.as_mut().poll_next(cx).map(|piece| piece.map(|piece| Ok(Frame::data(piece))))
             }
         }
     }
@@ -76,7 +101,7 @@ impl HttpBody for Body {
     fn is_end_stream(&self) -> bool {
         match self {
             Self::Empty => true,
-            Self::Parts(parts) => parts.is_empty(),
+            Self::Parts(parts) | Self::Receipted(parts, _) => parts.is_empty(),
             Self::Stream(_) => false,
         }
     }
@@ -84,7 +109,9 @@ impl HttpBody for Body {
     fn size_hint(&self) -> SizeHint {
         match self {
             Self::Empty => SizeHint::with_exact(0),
-            Self::Parts(parts) => SizeHint::with_exact(parts.iter().map(|part| part.len() as u64).sum()),
+            Self::Parts(parts) | Self::Receipted(parts, _) => {
+                SizeHint::with_exact(parts.iter().map(|part| part.len() as u64).sum())
+            }
             Self::Stream(_) => SizeHint::default(),
         }
     }

@@ -41,6 +41,8 @@ pub struct Head {
     pub last_event_id: Option<String>,
     /// `Accept` names `text/event-stream`.
     pub accepts_stream: bool,
+    /// The connection it came on; see [`Endpoint::connection`].
+    pub connection: u64,
 }
 
 /// Why a request was refused before its message was looked at.
@@ -64,6 +66,17 @@ pub enum Refusal {
     Internal,
 }
 
+/// What tells whether the responses written to a connection arrived.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ConnectionEvent {
+    /// The next request came: whoever sent it has read what went before.
+    NextRequest,
+    /// It was closed in order.
+    Closed,
+    /// It broke.
+    Broken,
+}
+
 /// Whether the bridge can do its work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Health {
@@ -83,6 +96,10 @@ pub trait Endpoint: 'static {
     fn allows_name(&self, name: &str) -> bool;
     /// Judges the value of `Authorization`; `None` when it is absent or stands twice.
     fn authorizes(&self, authorization: Option<&[u8]>) -> bool;
+    /// Something happened on a connection that a response went out on.
+    fn connection(&self, connection: u64, event: ConnectionEvent);
+    /// Whether connections are to end after the reply they are writing.
+    fn is_draining(&self) -> bool;
     /// The answer to a refused request.
     fn refuse(&self, refusal: Refusal) -> Response<Body>;
     /// A POSTed message.
@@ -127,6 +144,7 @@ pub fn serve<E: Endpoint>(listener: StdListener, endpoint: Rc<E>) -> std::io::Re
 async fn accept<E: Endpoint>(listener: TcpListener, endpoint: Rc<E>, server: Server) {
     let places = std::sync::Arc::new(Semaphore::new(MAX_CONNECTIONS));
     let budget = body::Budget::default();
+    let mut number = 0;
     loop {
         let place = tokio::select! {
             place = places.clone().acquire_owned() => place,
@@ -144,8 +162,9 @@ async fn accept<E: Endpoint>(listener: TcpListener, endpoint: Rc<E>, server: Ser
             },
             () = server.stop_accepting.cancelled() => return,
         };
-        let connection =
-            connection(stream, endpoint.clone(), budget.clone(), server.close_connections.clone());
+        number += 1;
+        let close = server.close_connections.clone();
+        let connection = connection(stream, number, endpoint.clone(), budget.clone(), close);
         server.connections.spawn_local(async move {
             connection.await;
             drop(place);
@@ -155,12 +174,13 @@ async fn accept<E: Endpoint>(listener: TcpListener, endpoint: Rc<E>, server: Ser
 
 async fn connection<E: Endpoint>(
     stream: TcpStream,
+    number: u64,
     endpoint: Rc<E>,
     budget: body::Budget,
     close: CancellationToken,
 ) {
     let _ = stream.set_nodelay(true);
-    let service = service_fn(|request| route::handle(endpoint.clone(), budget.clone(), request));
+    let service = service_fn(|request| route::handle(endpoint.clone(), number, budget.clone(), request));
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD_TIMEOUT)
@@ -175,7 +195,11 @@ async fn connection<E: Endpoint>(
             connection.await
         }
     };
-    if let Err(error) = ended {
-        tracing::debug!(%error, "a connection ended early");
+    match ended {
+        Ok(()) => endpoint.connection(number, ConnectionEvent::Closed),
+        Err(error) => {
+            tracing::debug!(%error, "a connection ended early");
+            endpoint.connection(number, ConnectionEvent::Broken);
+        }
     }
 }

@@ -7,21 +7,29 @@ use std::rc::Rc;
 use bytes::Bytes;
 use futures_util::FutureExt;
 use hyper::body::Incoming;
-use hyper::header::{ACCEPT, ALLOW, AUTHORIZATION, CONTENT_TYPE, HOST, HeaderMap, HeaderName, ORIGIN};
+use hyper::header::{
+    ACCEPT, ALLOW, AUTHORIZATION, CONNECTION, CONTENT_TYPE, HOST, HeaderMap, HeaderName, HeaderValue, ORIGIN,
+};
 use hyper::{Method, Request, Response, StatusCode};
 
 use super::body::{self, Body, Budget};
 use super::guard::{self, Name};
-use super::{Endpoint, Head, Health, Refusal};
+use super::{ConnectionEvent, Endpoint, Head, Health, Refusal};
 
 /// Answers one request; a panic on the way becomes an internal error.
 pub(super) async fn handle<E: Endpoint>(
     endpoint: Rc<E>,
+    connection: u64,
     budget: Budget,
     request: Request<Incoming>,
 ) -> Result<Response<Body>, Infallible> {
-    let answer = AssertUnwindSafe(judge(endpoint.clone(), budget, request)).catch_unwind().await;
-    Ok(answer.unwrap_or_else(|_| endpoint.refuse(Refusal::Internal)))
+    endpoint.connection(connection, ConnectionEvent::NextRequest);
+    let answer = AssertUnwindSafe(judge(endpoint.clone(), connection, budget, request)).catch_unwind().await;
+    let mut answer = answer.unwrap_or_else(|_| endpoint.refuse(Refusal::Internal));
+    if endpoint.is_draining() {
+        answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    }
+    Ok(answer)
 }
 
 /// What is read and thrown away of the body of a stranger.
@@ -52,7 +60,12 @@ fn place(path: &str) -> Place {
     }
 }
 
-async fn judge<E: Endpoint>(endpoint: Rc<E>, budget: Budget, request: Request<Incoming>) -> Response<Body> {
+async fn judge<E: Endpoint>(
+    endpoint: Rc<E>,
+    connection: u64,
+    budget: Budget,
+    request: Request<Incoming>,
+) -> Response<Body> {
     let method = request.method();
     let place = place(request.uri().path());
     let is_read = method == Method::GET || method == Method::HEAD;
@@ -74,7 +87,7 @@ async fn judge<E: Endpoint>(endpoint: Rc<E>, budget: Budget, request: Request<In
     if matches!(place, Place::Xfer) {
         return endpoint.xfer(request).await;
     }
-    let head = head(request.headers());
+    let head = head(request.headers(), connection);
     if request.method() == Method::GET {
         return endpoint.get(head).await;
     }
@@ -125,12 +138,12 @@ fn knock<E: Endpoint>(endpoint: &E, request: &Request<Incoming>) -> Result<(), R
 }
 
 /// A header's value when it stands exactly once.
-fn only<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a hyper::header::HeaderValue> {
+fn only<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a HeaderValue> {
     let mut values = headers.get_all(name).iter();
     values.next().filter(|_| values.next().is_none())
 }
 
-fn head(headers: &HeaderMap) -> Head {
+fn head(headers: &HeaderMap, connection: u64) -> Head {
     let text = |name: &'static str| {
         only(headers, &HeaderName::from_static(name)).and_then(|value| value.to_str().ok()).map(str::to_owned)
     };
@@ -139,6 +152,7 @@ fn head(headers: &HeaderMap) -> Head {
         protocol_version: text("mcp-protocol-version"),
         last_event_id: text("last-event-id"),
         accepts_stream: accepts_stream(headers),
+        connection,
     }
 }
 
@@ -155,7 +169,7 @@ fn health(health: Health) -> Response<Body> {
 fn not_allowed(methods: &'static str) -> Response<Body> {
     let mut response = Response::new(Body::Empty);
     *response.status_mut() = StatusCode::METHOD_NOT_ALLOWED;
-    response.headers_mut().insert(ALLOW, hyper::header::HeaderValue::from_static(methods));
+    response.headers_mut().insert(ALLOW, HeaderValue::from_static(methods));
     response
 }
 
@@ -166,7 +180,7 @@ fn json(status: StatusCode, text: &'static [u8]) -> Response<Body> {
 fn with(status: StatusCode, text: Bytes) -> Response<Body> {
     let mut response = Response::new(Body::from(text));
     *response.status_mut() = status;
-    let json = hyper::header::HeaderValue::from_static("application/json");
+    let json = HeaderValue::from_static("application/json");
     response.headers_mut().insert(CONTENT_TYPE, json);
     response
 }

@@ -1,18 +1,49 @@
-//! The ledger: which calls are in flight, for whom, and in which phase. Pure: no I/O, no clock; the
-//! caller brings the time.
+//! The ledger (contract 4.2): which calls exist, for whom, and which of them a caller that comes back
+//! may have instead of running the same thing again. Pure: no I/O, no clock; the caller brings the
+//! time in milliseconds and is told what to forget.
 //!
-//! A call enters before it is audited and leaves after its end is. What a person sees in `status`,
-//! what a cancel or the end of a session reaches, and which session may not be evicted, is read
-//! here.
+//! ```text
+//!            admit ──▶ Connected ──handed over──▶ Delivered ──acknowledged──▶ gone
+//!                       │  ▲                          │
+//!                 left  ▼  │ attach, resume           │ the connection broke after all
+//!                       Left ◀────────────────────────┘
+//!                       (an orphan: attachable until its window is over, its session moves on,
+//!                        or it is cancelled)
+//! ```
+//!
+//! Beside that, every call is running or has ended; a result that nobody claimed is dropped when
+//! there are too many, and then its end is still known: it never runs again.
 
 use std::collections::HashMap;
 
+use sha2::{Digest as _, Sha256};
+
 use crate::mcp::session::Hold;
 
-/// Most calls in flight.
+/// Most calls that run at a time.
 pub const MAX_CALLS: usize = 4096;
+/// Most results that wait unclaimed, and their bytes (contract 4.2).
+pub const MAX_UNCLAIMED: usize = 256;
+/// See [`MAX_UNCLAIMED`].
+pub const MAX_UNCLAIMED_BYTES: usize = 64 << 20;
+/// A caller that dispatches something else later than this after its connection broke has moved on.
+const MOVED_ON_MS: u64 = 2000;
+/// A response handed over counts as received when its connection had no error for so long.
+const DELIVERED_MS: u64 = 5000;
 
-/// Where a call stands.
+/// A SHA-256 that stands for bytes that must be equal.
+pub type Digest = [u8; 32];
+
+/// The digest of a tool and its arguments, byte for byte.
+pub fn digest(tool: &str, arguments: &[u8]) -> Digest {
+    let mut hash = Sha256::new();
+    hash.update((tool.len() as u64).to_be_bytes());
+    hash.update(tool.as_bytes());
+    hash.update(arguments);
+    hash.finalize().into()
+}
+
+/// Where a running call stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phase {
     /// Waits for the host's first catalogue, or for its turn on the link.
@@ -21,6 +52,8 @@ pub enum Phase {
     Running,
     /// The operator was asked.
     AwaitingApproval,
+    /// It has ended; its result waits for the caller.
+    Ended,
 }
 
 impl Phase {
@@ -30,11 +63,20 @@ impl Phase {
             Self::Waiting => "waiting",
             Self::Running => "running",
             Self::AwaitingApproval => "awaiting approval",
+            Self::Ended => "ended, unclaimed",
         }
     }
 }
 
-/// One call in flight.
+/// Whether somebody waits for the result.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Caller {
+    Connected,
+    Left { at_ms: u64 },
+    Delivered { at_ms: u64 },
+}
+
+/// One call.
 #[derive(Debug, Clone)]
 pub struct Entry {
     /// The call id, a UUID of ours.
@@ -45,86 +87,323 @@ pub struct Entry {
     pub rpc_id: String,
     /// The tool's name as the caller wrote it.
     pub tool: String,
+    /// See [`digest`].
+    pub digest: Digest,
     /// When it came, in milliseconds since the epoch.
     pub started_ms: u64,
     /// Where it stands.
     pub phase: Phase,
+    caller: Caller,
+    ended_ms: Option<u64>,
+    /// Size of the result that waits; `None` when it was dropped.
+    bytes: Option<usize>,
+    attachable: bool,
 }
 
-/// The table is full.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{MAX_CALLS} calls are in flight")]
-pub struct TooMany;
+/// A `tools/call` that asks to be admitted.
+#[derive(Debug, Clone)]
+pub struct Newcomer<'a> {
+    /// Its session.
+    pub sid: &'a str,
+    /// Its JSON-RPC id, its own text.
+    pub rpc_id: &'a str,
+    /// Its tool.
+    pub tool: &'a str,
+    /// Its [`digest`].
+    pub digest: Digest,
+}
 
-/// The calls in flight.
-#[derive(Debug, Default)]
+/// What becomes of a newcomer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Verdict {
+    /// It is a call of its own, and is in the ledger now.
+    New,
+    /// It is this call, sent again; it belongs to the newcomer's session now.
+    Attach(String),
+    /// Too many calls run.
+    TooMany,
+}
+
+/// The calls.
+#[derive(Debug)]
 pub struct Ledger {
     calls: HashMap<String, Entry>,
     per_session: HashMap<String, usize>,
+    running: usize,
     served: u64,
+    window_ms: u64,
 }
 
 impl Ledger {
-    /// Enters a call.
-    ///
-    /// # Errors
-    /// [`TooMany`].
-    pub fn begin(&mut self, entry: Entry) -> Result<(), TooMany> {
-        if self.calls.len() >= MAX_CALLS {
-            return Err(TooMany);
-        }
-        *self.per_session.entry(entry.sid.clone()).or_default() += 1;
-        self.calls.insert(entry.call_id.clone(), entry);
-        Ok(())
+    /// An empty ledger; `window_ms` is how long an ended orphan can be reached, 0 = not at all.
+    pub fn new(window_ms: u64) -> Self {
+        Self { calls: HashMap::new(), per_session: HashMap::new(), running: 0, served: 0, window_ms }
     }
 
-    /// Strikes a call out.
-    pub fn end(&mut self, call_id: &str) -> Option<Entry> {
-        let entry = self.calls.remove(call_id)?;
-        self.served += 1;
-        if let Some(count) = self.per_session.get_mut(&entry.sid) {
-            *count -= 1;
-            if *count == 0 {
-                self.per_session.remove(&entry.sid);
+    /// Decides whether a `tools/call` is a new one (then it is entered as `call_id`) or an earlier
+    /// one sent again.
+    pub fn admit(&mut self, call_id: &str, newcomer: &Newcomer<'_>, now_ms: u64) -> Verdict {
+        if let Some(found) = self.find_same(newcomer, now_ms) {
+            self.adopt(&found, newcomer.sid, newcomer.rpc_id);
+            return Verdict::Attach(found);
+        }
+        for orphan in self.calls.values_mut() {
+            if let Caller::Left { at_ms } = orphan.caller
+                && orphan.sid == newcomer.sid
+                && now_ms > at_ms + MOVED_ON_MS
+            {
+                orphan.attachable = false;
             }
         }
+        if self.running >= MAX_CALLS {
+            return Verdict::TooMany;
+        }
+        self.enter(Entry {
+            call_id: call_id.to_owned(),
+            sid: newcomer.sid.to_owned(),
+            rpc_id: newcomer.rpc_id.to_owned(),
+            tool: newcomer.tool.to_owned(),
+            digest: newcomer.digest,
+            started_ms: now_ms,
+            phase: Phase::Waiting,
+            caller: Caller::Connected,
+            ended_ms: None,
+            bytes: None,
+            attachable: true,
+        });
+        Verdict::New
+    }
+
+    /// The call that a re-sent one means: the same session's same id (also while the first caller
+    /// still looks connected), else the oldest orphan with the same tool and arguments.
+    fn find_same(&self, newcomer: &Newcomer<'_>, now_ms: u64) -> Option<String> {
+        if self.window_ms == 0 {
+            return None;
+        }
+        let same = |entry: &&Entry| entry.attachable && entry.digest == newcomer.digest;
+        let is_resent = |entry: &&Entry| {
+            entry.sid == newcomer.sid
+                && entry.rpc_id == newcomer.rpc_id
+                && !matches!(entry.caller, Caller::Delivered { .. })
+        };
+        let is_orphan = |entry: &&Entry| {
+            matches!(entry.caller, Caller::Left { .. })
+                && entry.ended_ms.is_none_or(|ended| now_ms <= ended + self.window_ms)
+        };
+        let candidates = || self.calls.values().filter(same);
+        candidates()
+            .find(is_resent)
+            .or_else(|| {
+                candidates().filter(is_orphan).min_by_key(|entry| (entry.started_ms, entry.call_id.clone()))
+            })
+            .map(|entry| entry.call_id.clone())
+    }
+
+    fn adopt(&mut self, call_id: &str, sid: &str, rpc_id: &str) {
+        let Some(entry) = self.calls.get_mut(call_id) else { return };
+        let from = std::mem::replace(&mut entry.sid, sid.to_owned());
+        entry.rpc_id = rpc_id.to_owned();
+        entry.caller = Caller::Connected;
+        self.release(&from);
+        *self.per_session.entry(sid.to_owned()).or_default() += 1;
+    }
+
+    fn enter(&mut self, entry: Entry) {
+        *self.per_session.entry(entry.sid.clone()).or_default() += 1;
+        self.running += usize::from(entry.ended_ms.is_none());
+        self.calls.insert(entry.call_id.clone(), entry);
+    }
+
+    fn release(&mut self, sid: &str) {
+        if let Some(count) = self.per_session.get_mut(sid) {
+            *count -= 1;
+            if *count == 0 {
+                self.per_session.remove(sid);
+            }
+        }
+    }
+
+    /// Enters a call of an earlier sidecar: its caller's connection broke with that one.
+    pub fn inherit(&mut self, call: Inherited, now_ms: u64) {
+        self.enter(Entry {
+            call_id: call.call_id,
+            sid: call.sid,
+            rpc_id: call.rpc_id,
+            tool: call.tool,
+            digest: call.digest,
+            started_ms: call.started_ms.min(now_ms),
+            phase: Phase::Running,
+            caller: Caller::Left { at_ms: now_ms },
+            ended_ms: None,
+            bytes: None,
+            attachable: call.attachable,
+        });
+    }
+
+    /// The call has ended with a result of `bytes`.
+    pub fn ended(&mut self, call_id: &str, bytes: usize, now_ms: u64) {
+        if let Some(entry) = self.calls.get_mut(call_id)
+            && entry.ended_ms.is_none()
+        {
+            entry.ended_ms = Some(now_ms);
+            entry.bytes = Some(bytes);
+            entry.phase = Phase::Ended;
+            self.running -= 1;
+            self.served += 1;
+        }
+    }
+
+    /// The caller's connection broke, or ended before the response was out.
+    pub fn left(&mut self, call_id: &str, now_ms: u64) {
+        if let Some(entry) = self.calls.get_mut(call_id) {
+            entry.caller = Caller::Left { at_ms: now_ms };
+        }
+    }
+
+    /// The caller came back by `Last-Event-ID`.
+    pub fn returned(&mut self, call_id: &str) {
+        if let Some(entry) = self.calls.get_mut(call_id) {
+            entry.caller = Caller::Connected;
+        }
+    }
+
+    /// The response was handed to the connection in full.
+    pub fn handed_over(&mut self, call_id: &str, now_ms: u64) {
+        if let Some(entry) = self.calls.get_mut(call_id) {
+            entry.caller = Caller::Delivered { at_ms: now_ms };
+        }
+    }
+
+    /// The caller has its response, or nobody is to have it: the call is forgotten.
+    pub fn forget(&mut self, call_id: &str) -> Option<Entry> {
+        let entry = self.calls.remove(call_id)?;
+        if entry.ended_ms.is_none() {
+            self.running -= 1;
+            self.served += 1;
+        }
+        self.release(&entry.sid);
         Some(entry)
     }
 
-    /// Moves a call to another phase; unknown ids are ignored.
-    pub fn set_phase(&mut self, call_id: &str, phase: Phase) {
+    /// A cancelled call never attaches.
+    pub fn cancelled(&mut self, call_id: &str) {
         if let Some(entry) = self.calls.get_mut(call_id) {
+            entry.attachable = false;
+        }
+    }
+
+    /// What the time and the bounds say: calls to forget, and results to drop (their calls stay
+    /// known until their window is over).
+    pub fn sweep(&mut self, now_ms: u64) -> Sweep {
+        let mut sweep = Sweep::default();
+        let mut unclaimed: Vec<(u64, &str, usize)> = Vec::new();
+        for entry in self.calls.values() {
+            match (entry.caller, entry.ended_ms) {
+                (Caller::Delivered { at_ms }, _) if now_ms >= at_ms + DELIVERED_MS => {
+                    sweep.forget.push(entry.call_id.clone());
+                }
+                (Caller::Left { at_ms }, Some(ended)) => {
+                    if !entry.attachable || now_ms > ended.max(at_ms) + self.window_ms {
+                        sweep.forget.push(entry.call_id.clone());
+                    } else if let Some(bytes) = entry.bytes {
+                        unclaimed.push((ended, &entry.call_id, bytes));
+                    }
+                }
+                _ => {}
+            }
+        }
+        unclaimed.sort_unstable();
+        let mut bytes: usize = unclaimed.iter().map(|(.., bytes)| bytes).sum();
+        let mut count = unclaimed.len();
+        for (_, call_id, size) in unclaimed {
+            // One result that is larger than the bound alone is kept.
+            if count <= MAX_UNCLAIMED && (bytes <= MAX_UNCLAIMED_BYTES || count == 1) {
+                break;
+            }
+            sweep.drop.push(call_id.to_owned());
+            bytes -= size;
+            count -= 1;
+        }
+        for call_id in &sweep.drop {
+            if let Some(entry) = self.calls.get_mut(call_id) {
+                entry.bytes = None;
+            }
+        }
+        for call_id in &sweep.forget {
+            self.forget(call_id);
+        }
+        sweep
+    }
+
+    /// Whether [`Ledger::sweep`] has anything to look at later.
+    pub fn needs_sweeping(&self) -> bool {
+        self.calls.len() > self.running
+    }
+
+    /// Moves a running call to another phase; unknown ids are ignored.
+    pub fn set_phase(&mut self, call_id: &str, phase: Phase) {
+        if let Some(entry) = self.calls.get_mut(call_id)
+            && entry.ended_ms.is_none()
+        {
             entry.phase = phase;
         }
     }
 
     /// The host says which calls wait for an approval; all others that did are running again.
-    pub fn set_approvals<'a>(&mut self, waiting: impl Iterator<Item = &'a str>) {
+    /// Returns those that have begun to wait.
+    pub fn set_approvals<'a>(&mut self, waiting: impl Iterator<Item = &'a str>) -> Vec<String> {
+        let mut before = Vec::new();
         for entry in self.calls.values_mut().filter(|entry| entry.phase == Phase::AwaitingApproval) {
             entry.phase = Phase::Running;
+            before.push(entry.call_id.clone());
         }
+        let mut begun = Vec::new();
         for call_id in waiting {
             self.set_phase(call_id, Phase::AwaitingApproval);
+            if self.calls.contains_key(call_id) && !before.iter().any(|known| known == call_id) {
+                begun.push(call_id.to_owned());
+            }
         }
+        begun
     }
 
-    /// The calls a `notifications/cancelled` of this session means: ids compare as their own text.
+    /// The running calls a `notifications/cancelled` of this session means: ids compare as their own
+    /// text.
     pub fn find(&self, sid: &str, rpc_id: &str) -> Vec<String> {
-        self.ids(|entry| entry.sid == sid && entry.rpc_id == rpc_id)
+        self.running_ids(|entry| entry.sid == sid && entry.rpc_id == rpc_id)
     }
 
-    /// The calls of a session.
-    pub fn of_session(&self, sid: &str) -> Vec<String> {
-        self.ids(|entry| entry.sid == sid)
+    /// The running calls of a session whose callers are still connected (the others are orphans,
+    /// which the end of a session does not touch).
+    pub fn connected_of_session(&self, sid: &str) -> Vec<String> {
+        self.running_ids(|entry| entry.sid == sid && entry.caller == Caller::Connected)
     }
 
-    /// All calls.
-    pub fn all(&self) -> Vec<String> {
-        self.ids(|_| true)
+    /// All running calls.
+    pub fn running(&self) -> Vec<String> {
+        self.running_ids(|_| true)
     }
 
-    fn ids(&self, wanted: impl Fn(&Entry) -> bool) -> Vec<String> {
-        self.calls.values().filter(|entry| wanted(entry)).map(|entry| entry.call_id.clone()).collect()
+    fn running_ids(&self, wanted: impl Fn(&Entry) -> bool) -> Vec<String> {
+        let running = self.calls.values().filter(|entry| entry.ended_ms.is_none());
+        running.filter(|entry| wanted(entry)).map(|entry| entry.call_id.clone()).collect()
+    }
+
+    /// Whether every running call's caller waits on a stream or is away; `is_streamed` says which.
+    pub fn waits_for_json(&self, is_streamed: impl Fn(&str) -> bool) -> bool {
+        self.calls.values().any(|entry| {
+            entry.ended_ms.is_none() && entry.caller == Caller::Connected && !is_streamed(&entry.call_id)
+        })
+    }
+
+    /// One call.
+    pub fn get(&self, call_id: &str) -> Option<&Entry> {
+        self.calls.get(call_id)
+    }
+
+    /// Whether the result of an ended call was dropped for lack of room.
+    pub fn is_dropped(&self, call_id: &str) -> bool {
+        self.calls.get(call_id).is_some_and(|entry| entry.ended_ms.is_some() && entry.bytes.is_none())
     }
 
     /// How firmly calls hold a session's place.
@@ -132,21 +411,17 @@ impl Ledger {
         if self.per_session.contains_key(sid) { Hold::Call } else { Hold::Idle }
     }
 
-    /// For people: all calls, oldest first.
+    /// For people: all calls that run or wait to be claimed, oldest first.
     pub fn list(&self) -> Vec<&Entry> {
         let mut entries: Vec<_> = self.calls.values().collect();
+        entries.retain(|entry| entry.ended_ms.is_none() || matches!(entry.caller, Caller::Left { .. }));
         entries.sort_by(|a, b| (a.started_ms, &a.call_id).cmp(&(b.started_ms, &b.call_id)));
         entries
     }
 
-    /// How many calls are in flight.
-    pub fn len(&self) -> usize {
-        self.calls.len()
-    }
-
-    /// Whether none is.
-    pub fn is_empty(&self) -> bool {
-        self.calls.is_empty()
+    /// How many calls run.
+    pub fn running_count(&self) -> usize {
+        self.running
     }
 
     /// How many have ended since the start.
@@ -155,64 +430,40 @@ impl Ledger {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn entry(call_id: &str, sid: &str, rpc_id: &str) -> Entry {
-        Entry {
-            call_id: call_id.into(),
-            sid: sid.into(),
-            rpc_id: rpc_id.into(),
-            tool: "t".into(),
-            started_ms: 0,
-            phase: Phase::Waiting,
-        }
-    }
-
-    #[test]
-    fn a_cancel_finds_only_its_own_session_and_the_id_of_its_own_type() {
-        let mut ledger = Ledger::default();
-        for (call, sid, id) in [("a", "s", "1"), ("b", "s", "\"1\""), ("c", "t", "1"), ("d", "s", "0")] {
-            ledger.begin(entry(call, sid, id)).unwrap();
-        }
-        assert_eq!(ledger.find("s", "1"), ["a"]);
-        assert_eq!(ledger.find("s", "\"1\""), ["b"]);
-        assert!(ledger.find("u", "1").is_empty());
-    }
-
-    #[test]
-    fn a_session_is_held_as_long_as_one_of_its_calls_runs() {
-        let mut ledger = Ledger::default();
-        ledger.begin(entry("a", "s", "1")).unwrap();
-        ledger.begin(entry("b", "s", "2")).unwrap();
-        ledger.end("a");
-        ledger.end("a");
-        assert_eq!(ledger.hold("s"), Hold::Call);
-        ledger.end("b");
-        assert_eq!(ledger.hold("s"), Hold::Idle);
-        assert_eq!((ledger.served(), ledger.len()), (2, 0));
-    }
-
-    #[test]
-    fn approvals_are_what_the_host_last_said() {
-        let mut ledger = Ledger::default();
-        for call in ["a", "b"] {
-            ledger.begin(entry(call, "s", "1")).unwrap();
-            ledger.set_phase(call, Phase::Running);
-        }
-        ledger.set_approvals(["a", "unknown"].into_iter());
-        ledger.set_approvals(["b"].into_iter());
-        let phases: Vec<_> = ledger.list().iter().map(|entry| entry.phase).collect();
-        assert_eq!(phases, [Phase::Running, Phase::AwaitingApproval]);
-    }
-
-    #[test]
-    fn the_table_is_bounded() {
-        let mut ledger = Ledger::default();
-        for call in 0..MAX_CALLS {
-            ledger.begin(entry(&call.to_string(), "s", "1")).unwrap();
-        }
-        assert_eq!(ledger.begin(entry("x", "s", "1")), Err(TooMany));
+impl Entry {
+    /// Whether its caller is gone.
+    pub fn is_orphan(&self) -> bool {
+        matches!(self.caller, Caller::Left { .. })
     }
 }
+
+/// A call of an earlier sidecar, as its note tells it.
+#[derive(Debug, Clone)]
+pub struct Inherited {
+    /// See [`Entry`].
+    pub call_id: String,
+    /// See [`Entry`].
+    pub sid: String,
+    /// See [`Entry`].
+    pub rpc_id: String,
+    /// See [`Entry`].
+    pub tool: String,
+    /// See [`Entry`].
+    pub digest: Digest,
+    /// See [`Entry`].
+    pub started_ms: u64,
+    /// Not cancelled, of this token, and its note was understood.
+    pub attachable: bool,
+}
+
+/// See [`Ledger::sweep`].
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Sweep {
+    /// Gone from the ledger; the shim may forget them too.
+    pub forget: Vec<String>,
+    /// Their results are to be dropped.
+    pub drop: Vec<String>,
+}
+
+#[cfg(test)]
+mod tests;

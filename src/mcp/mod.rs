@@ -1,6 +1,6 @@
 //! MCP as far as the bridge must understand it (contract 3 and 4): [`session`] keeps who may speak,
 //! [`catalogue`] makes the host's tool list safe for every client, [`call`] rewrites a `tools/call`
-//! for the host and its result for the caller, [`reply`] builds JSON-RPC answers.
+//! for the host and its result for the caller, [`reply`] builds JSON-RPC answers, [`sse`] events.
 //!
 //! Pure: no sockets, no files, no clock. What need not be understood stays raw text.
 
@@ -8,6 +8,7 @@ pub mod call;
 pub mod catalogue;
 pub mod reply;
 pub mod session;
+pub mod sse;
 
 /// The protocol versions this bridge speaks, newest first.
 pub const VERSIONS: [&str; 4] = ["2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05"];

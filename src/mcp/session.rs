@@ -86,6 +86,11 @@ pub struct Sessions {
 }
 
 impl Sessions {
+    /// A table whose first [`Sessions::take_changed`] gives something even when it is empty.
+    pub fn unsaved() -> Self {
+        Self { changed: true, ..Self::default() }
+    }
+
     /// Takes over sessions from the state file; expired ones are left out.
     pub fn restore(&mut self, sessions: Vec<Session>, now_ms: u64) {
         for mut session in sessions.into_iter().take(MAX_SESSIONS) {

@@ -11,9 +11,12 @@ use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
+use a2mcp::mcp::call::NOT_EXPOSED;
+use rustix::process::{Pid, Signal};
 use serde_json::Value;
 
 /// Longest wait for anything that should happen at once.
@@ -25,13 +28,18 @@ pub fn binary() -> &'static Path {
 }
 
 /// Waits until `ready` gives something.
-pub fn eventually<T>(what: &str, mut ready: impl FnMut() -> Option<T>) -> T {
-    let end = Instant::now() + SOON;
+pub fn eventually<T>(what: &str, ready: impl FnMut() -> Option<T>) -> T {
+    within(SOON, what, ready)
+}
+
+/// Waits until `ready` gives something, no longer than `limit`.
+pub fn within<T>(limit: Duration, what: &str, mut ready: impl FnMut() -> Option<T>) -> T {
+    let end = Instant::now() + limit;
     loop {
         if let Some(found) = ready() {
             return found;
         }
-        assert!(Instant::now() < end, "{what} did not happen within {SOON:?}");
+        assert!(Instant::now() < end, "{what} did not happen within {limit:?}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
@@ -48,10 +56,12 @@ pub enum Answer {
 
 /// A result of one text block.
 pub fn text_result(text: &str) -> Answer {
-    Answer::Result(format!(
-        r#"{{"content":[{{"type":"text","text":{}}}],"isError":false}}"#,
-        Value::from(text)
-    ))
+    Answer::Result(result_of(text, false))
+}
+
+/// The JSON of a result of one text block.
+pub fn result_of(text: &str, is_error: bool) -> String {
+    format!(r#"{{"content":[{{"type":"text","text":{}}}],"isError":{is_error}}}"#, Value::from(text))
 }
 
 type Handler = Arc<dyn Fn(&str, &Value, &str) -> Answer + Send + Sync>;
@@ -64,8 +74,12 @@ pub struct Setup {
     pub handler: Handler,
     pub env: Vec<(String, String)>,
     pub hello: Value,
+    /// Sent instead of `bridge/hello`, header included.
+    pub first: Option<Vec<u8>>,
     /// Answer `tools/list`.
     pub lists: bool,
+    /// Shell commands before the sidecar takes their process over.
+    pub before: String,
 }
 
 impl Default for Setup {
@@ -76,13 +90,15 @@ impl Default for Setup {
             tools: r#"[{"name":"echo","description":"gives its arguments back","inputSchema":{"type":"object"}},{"name":"hang","description":"never answers","inputSchema":{"type":"object"}},{"name":"fail","description":"throws","inputSchema":{"type":"object"}}]"#.into(),
             handler: Arc::new(|name, _, raw| match name {
                 "echo" => text_result(raw),
-                "fail" => Answer::Result(r#"{"content":[{"type":"text","text":"it broke"}],"isError":true}"#.into()),
+                "fail" => Answer::Result(result_of("it broke", true)),
                 "hang" => Answer::Later,
-                _ => Answer::Result(r#"{"content":[{"type":"text","text":"not exposed: no tool of that name is offered here (see tools/list)"}],"isError":true}"#.into()),
+                _ => Answer::Result(result_of(NOT_EXPOSED, true)),
             }),
             env: Vec::new(),
             hello: serde_json::json!({}),
+            first: None,
             lists: true,
+            before: String::new(),
         }
     }
 }
@@ -110,6 +126,24 @@ impl Setup {
 
     pub fn hello(mut self, members: Value) -> Self {
         self.hello = members;
+        self
+    }
+
+    /// Sends these bytes instead of `bridge/hello`.
+    pub fn first(mut self, bytes: Vec<u8>) -> Self {
+        self.first = Some(bytes);
+        self
+    }
+
+    /// Runs these shell commands in the process that becomes the sidecar.
+    pub fn before(mut self, commands: &str) -> Self {
+        self.before = commands.into();
+        self
+    }
+
+    /// Leaves `tools/list` to the test.
+    pub fn without_list(mut self) -> Self {
+        self.lists = false;
         self
     }
 
@@ -143,7 +177,9 @@ impl Setup {
         }
         let stderr =
             std::fs::OpenOptions::new().append(true).create(true).open(dir.path().join("a2mcp.start.stderr"));
-        let mut child = Command::new(binary())
+        let mut child = Command::new("sh")
+            .args(["-c", &format!("{}\nexec \"$0\" \"$@\"", self.before)])
+            .arg(binary())
             .args(["sidecar", "--agent-dir"])
             .arg(dir.path())
             .env_remove("A2MCP_CONFIG")
@@ -156,17 +192,24 @@ impl Setup {
             .unwrap();
         let stdin = Arc::new(Mutex::new(child.stdin.take()));
         let frames = Arc::new(Frames::default());
-        let mut stdout = child.stdout.take().unwrap();
+        let gate = Arc::new(Gate::default());
+        let silent = Arc::new(AtomicBool::new(false));
+        let mut stdout = Gated { inner: child.stdout.take().unwrap(), gate: gate.clone() };
         let reactor = Reactor {
             frames: frames.clone(),
             stdin: stdin.clone(),
             tools: Arc::new(Mutex::new(self.tools)),
+            silent: silent.clone(),
             handler: self.handler,
             lists: self.lists,
         };
         let tools = reactor.tools.clone();
         std::thread::spawn(move || reactor.run(&mut stdout));
-        let host = Host { child, stdin, frames, dir, tools, port: 0, token: String::new() };
+        let host = Host { child, stdin, frames, gate, silent, dir, tools, port: 0, token: String::new() };
+        if let Some(first) = self.first {
+            host.send_bytes(&first);
+            return host;
+        }
         let mut params = serde_json::json!({
             "protocol": 1, "instance": format!("test-{}", std::process::id()), "features": [],
             "capabilities": {"tools": {"listChanged": true}},
@@ -187,41 +230,79 @@ impl Setup {
 /// The frames a sidecar has sent, in order.
 #[derive(Default)]
 struct Frames {
-    seen: Mutex<Vec<String>>,
+    seen: Mutex<Vec<(String, Value)>>,
     ended: Mutex<bool>,
+    /// What was wrong with the sidecar's output, if anything ever was.
+    broken: Mutex<Option<String>>,
     changed: Condvar,
+}
+
+/// Lets a test stop reading the sidecar's stdout.
+#[derive(Default)]
+struct Gate {
+    closed: Mutex<bool>,
+    opened: Condvar,
+}
+
+struct Gated<R> {
+    inner: R,
+    gate: Arc<Gate>,
+}
+
+impl<R: Read> Read for Gated<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        let step = buffer.len().min(64 << 10);
+        drop(self.gate.opened.wait_while(self.gate.closed.lock().unwrap(), |closed| *closed).unwrap());
+        self.inner.read(&mut buffer[..step])
+    }
 }
 
 struct Reactor {
     frames: Arc<Frames>,
     stdin: Arc<Mutex<Option<ChildStdin>>>,
     tools: Arc<Mutex<String>>,
+    silent: Arc<AtomicBool>,
     handler: Handler,
     lists: bool,
 }
 
 impl Reactor {
     fn run(self, stdout: &mut impl Read) {
-        loop {
-            let mut header = [0; 4];
-            if stdout.read_exact(&mut header).is_err() {
-                break;
-            }
-            let mut payload = vec![0; u32::from_be_bytes(header) as usize];
-            if stdout.read_exact(&mut payload).is_err() {
-                break;
-            }
-            let text = String::from_utf8(payload).expect("frames are UTF-8");
-            self.react(&text);
-            self.frames.seen.lock().unwrap().push(text);
-            self.frames.changed.notify_all();
+        if let Err(broken) = self.read(stdout) {
+            *self.frames.broken.lock().unwrap() = Some(broken);
         }
         *self.frames.ended.lock().unwrap() = true;
         self.frames.changed.notify_all();
     }
 
-    fn react(&self, text: &str) {
-        let message = parse(text).expect("every stdout byte parses as frames");
+    /// Reads to the end; an error is a fault of the sidecar. A frame cut by the end is none: the
+    /// sidecar may have been killed.
+    fn read(&self, stdout: &mut impl Read) -> Result<(), String> {
+        loop {
+            let mut header = [0; 4];
+            if stdout.read_exact(&mut header).is_err() {
+                return Ok(());
+            }
+            let length = u32::from_be_bytes(header) as usize;
+            if length == 0 || length > a2mcp::frame::codec::MAX_FRAME {
+                return Err(format!("no frame begins with {header:?}"));
+            }
+            let mut payload = vec![0; length];
+            if stdout.read_exact(&mut payload).is_err() {
+                return Ok(());
+            }
+            let text = String::from_utf8(payload).map_err(|error| error.to_string())?;
+            let message = parse(&text).map_err(|error| format!("{error}: {:.200}", text))?;
+            // Seen before it is answered: a test may look as soon as the answer is out.
+            self.frames.seen.lock().unwrap().push((text.clone(), message.clone()));
+            self.frames.changed.notify_all();
+            if !self.silent.load(Ordering::SeqCst) {
+                self.react(&text, &message);
+            }
+        }
+    }
+
+    fn react(&self, text: &str, message: &Value) {
         let id = &message["id"];
         let answer = match message["method"].as_str() {
             Some("tools/list") if self.lists => format!(r#"{{"tools":{}}}"#, self.tools.lock().unwrap()),
@@ -229,7 +310,7 @@ impl Reactor {
             Some("tools/call") => {
                 let name = message["params"]["name"].as_str().unwrap_or_default();
                 let raw = raw_arguments(text);
-                match (self.handler)(name, &message, raw) {
+                match (self.handler)(name, message, raw) {
                     Answer::Later => return,
                     Answer::Result(result) => result,
                     Answer::Error(error) => {
@@ -267,9 +348,16 @@ pub fn raw_arguments(frame: &str) -> &str {
     serde_json::from_str::<Call<'_>>(frame).map_or("", |call| call.params.arguments.get())
 }
 
-fn send(stdin: &Mutex<Option<ChildStdin>>, payload: &[u8]) {
+/// A frame: the payload behind its header.
+pub fn framed(payload: impl AsRef<[u8]>) -> Vec<u8> {
+    let payload = payload.as_ref();
     let mut frame = (payload.len() as u32).to_be_bytes().to_vec();
     frame.extend_from_slice(payload);
+    frame
+}
+
+fn send(stdin: &Mutex<Option<ChildStdin>>, payload: &[u8]) {
+    let frame = framed(payload);
     if let Some(stdin) = stdin.lock().unwrap().as_mut() {
         let _ = stdin.write_all(&frame);
     }
@@ -283,6 +371,8 @@ pub struct Host {
     pub token: String,
     stdin: Arc<Mutex<Option<ChildStdin>>>,
     frames: Arc<Frames>,
+    gate: Arc<Gate>,
+    silent: Arc<AtomicBool>,
     tools: Arc<Mutex<String>>,
 }
 
@@ -339,15 +429,16 @@ impl Host {
         let mut seen = self.frames.seen.lock().unwrap();
         let mut next = 0;
         loop {
-            while next < seen.len() {
-                let frame = parse(&seen[next]).unwrap();
-                if wanted(&frame) {
-                    return (seen[next].clone(), frame);
-                }
-                next += 1;
+            if let Some(found) = seen[next..].iter().find(|(_, frame)| wanted(frame)) {
+                return found.clone();
             }
+            next = seen.len();
             let left = end.saturating_duration_since(Instant::now());
-            assert!(!left.is_zero(), "the frame did not come; seen: {seen:#?}; log: {}", self.log());
+            if left.is_zero() {
+                let shown: Vec<String> =
+                    seen.iter().map(|(text, _)| text.chars().take(200).collect()).collect();
+                panic!("the frame did not come; seen: {shown:#?}; log: {}", self.log());
+            }
             seen = self.frames.changed.wait_timeout(seen, left).unwrap().0;
         }
     }
@@ -357,13 +448,73 @@ impl Host {
         self.frame(|frame| frame["method"] == "tools/call" && frame["params"]["name"] == name)
     }
 
+    /// The `tools/call` frame whose argument `key` is `value`.
+    pub fn call_with(&self, key: &str, value: impl Into<Value>) -> Value {
+        let value = value.into();
+        self.frame(|frame| frame["method"] == "tools/call" && frame["params"]["arguments"][key] == value)
+    }
+
+    /// The notice (`bridge/notify`) whose text contains `part`.
+    pub fn notice(&self, part: &str) -> Value {
+        self.frame(|frame| {
+            frame["method"] == "bridge/notify"
+                && frame["params"]["text"].as_str().is_some_and(|text| text.contains(part))
+        })["params"]
+            .clone()
+    }
+
+    /// Sends a request as the shim and waits for its answer.
+    pub fn ask(&self, id: &str, method: &str, params: &str) -> Value {
+        self.send(&format!(r#"{{"jsonrpc":"2.0","id":"{id}","method":"{method}","params":{params}}}"#));
+        self.frame(|frame| frame["id"] == id && frame.get("method").is_none())
+    }
+
     pub fn frames(&self) -> Vec<String> {
-        self.frames.seen.lock().unwrap().clone()
+        self.frames.seen.lock().unwrap().iter().map(|(text, _)| text.clone()).collect()
+    }
+
+    /// The method of the last frame.
+    pub fn last_frame(&self) -> Value {
+        self.frames.seen.lock().unwrap().last().map(|(_, frame)| frame.clone()).unwrap_or_default()
     }
 
     pub fn count(&self, method: &str) -> usize {
-        let wanted = format!(r#""method":"{method}""#);
-        self.frames.seen.lock().unwrap().iter().filter(|frame| frame.contains(&wanted)).count()
+        self.frames.seen.lock().unwrap().iter().filter(|(_, frame)| frame["method"] == method).count()
+    }
+
+    /// The host goes on reading but answers nothing any more.
+    pub fn fall_silent(&self) {
+        self.silent.store(true, Ordering::SeqCst);
+    }
+
+    /// The host answers again; what came meanwhile stays unanswered.
+    pub fn speak_again(&self) {
+        self.silent.store(false, Ordering::SeqCst);
+    }
+
+    /// The host stops reading: the pipe fills.
+    pub fn stop_reading(&self) {
+        *self.gate.closed.lock().unwrap() = true;
+    }
+
+    pub fn read_again(&self) {
+        *self.gate.closed.lock().unwrap() = false;
+        self.gate.opened.notify_all();
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        rustix::process::kill_process(self.pid(), signal).unwrap();
+    }
+
+    pub fn pid(&self) -> Pid {
+        Pid::from_raw(self.child.id().cast_signed()).unwrap()
+    }
+
+    /// What `a2mcp status --json` says.
+    pub fn status(&self) -> Value {
+        let (code, out, err) = self.cli(&["status", "--json"]);
+        assert_eq!(code, 0, "{err}");
+        serde_json::from_str(&out).unwrap()
     }
 
     /// The sidecar's own JSON config.
@@ -386,11 +537,7 @@ impl Host {
 
     /// The audit records of both generations.
     pub fn audit(&self) -> Vec<Value> {
-        let read = |name| std::fs::read_to_string(self.path(name)).unwrap_or_default();
-        let text = read("a2mcp.log.1") + &read("a2mcp.log");
-        text.lines()
-            .map(|line| serde_json::from_str(line).unwrap_or_else(|_| panic!("audit line {line:?}")))
-            .collect()
+        audit_records(&self.path("a2mcp.log"))
     }
 
     /// One request on a connection of its own, with the token and without a session.
@@ -411,7 +558,16 @@ impl Host {
     }
 
     pub fn wait(&mut self) -> ExitStatus {
-        eventually("the sidecar's end", || self.child.try_wait().unwrap())
+        self.wait_for(SOON)
+    }
+
+    /// Waits for the sidecar's end, no longer than `limit`; its exit code.
+    pub fn ends_within(&mut self, limit: Duration) -> Option<i32> {
+        self.wait_for(limit).code()
+    }
+
+    fn wait_for(&mut self, limit: Duration) -> ExitStatus {
+        within(limit, "the sidecar's end", || self.child.try_wait().unwrap())
     }
 
     /// Waits until the sidecar's stdout has ended too.
@@ -419,6 +575,14 @@ impl Host {
         let end = self.frames.ended.lock().unwrap();
         let (ended, _) = self.frames.changed.wait_timeout_while(end, SOON, |ended| !*ended).unwrap();
         assert!(*ended, "stdout is still open");
+        drop(ended);
+        self.assert_only_frames();
+    }
+
+    /// Every byte of the sidecar's stdout so far was part of a frame.
+    pub fn assert_only_frames(&self) {
+        let broken = self.frames.broken.lock().unwrap();
+        assert!(broken.is_none(), "stdout holds something else than frames: {broken:?}");
     }
 
     /// Open descriptors of the sidecar.
@@ -436,7 +600,20 @@ impl Drop for Host {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+        self.read_again();
+        if !std::thread::panicking() {
+            self.assert_only_frames();
+        }
     }
+}
+
+/// The records of an audit file, both generations, oldest first.
+pub fn audit_records(file: &Path) -> Vec<Value> {
+    let read = |file: &Path| std::fs::read_to_string(file).unwrap_or_default();
+    let text = read(&PathBuf::from(format!("{}.1", file.display()))) + &read(file);
+    text.lines()
+        .map(|line| serde_json::from_str(line).unwrap_or_else(|_| panic!("audit line {line:?}")))
+        .collect()
 }
 
 /// Runs the binary to its end.

@@ -1,0 +1,194 @@
+//! Server streams (the GETs of contract 4.1) and what goes out on them: list changes, updates of
+//! subscribed resources, log messages that belong to no call.
+//!
+//! A session may hold several; each message goes to exactly one of them. What changed while a session
+//! had none is told as soon as it has one again.
+
+use std::collections::{BTreeSet, HashMap};
+use std::rc::Rc;
+
+use bytes::Bytes;
+
+use super::Core;
+use super::streams::{Kind, Reader, Stream};
+use crate::mcp::sse::Position;
+
+/// Most server streams of one session; the oldest ends when there are more.
+const MAX_STREAMS: usize = 16;
+/// Most resources one session may subscribe to.
+const MAX_SUBSCRIPTIONS: usize = 1024;
+/// Streams with these names are server streams.
+const PREFIX: &str = "server-";
+
+/// The server streams of all sessions.
+pub(super) type Listeners = HashMap<String, Vec<Rc<Stream>>>;
+
+/// What a session missed while it had no server stream: methods of `list_changed` notifications.
+pub(super) type Missed = HashMap<String, BTreeSet<String>>;
+
+/// Which sessions want to hear of which resources.
+#[derive(Debug, Default)]
+pub(super) struct Subscriptions {
+    by_uri: HashMap<String, BTreeSet<String>>,
+}
+
+impl Subscriptions {
+    /// Whether the host must be asked: nobody was subscribed before.
+    pub(super) fn add(&mut self, uri: &str, sid: &str) -> Result<bool, &'static str> {
+        let count = self.by_uri.values().filter(|sids| sids.contains(sid)).count();
+        if count >= MAX_SUBSCRIPTIONS {
+            return Err("too many subscriptions");
+        }
+        let sids = self.by_uri.entry(uri.to_owned()).or_default();
+        let is_first = sids.is_empty();
+        sids.insert(sid.to_owned());
+        Ok(is_first)
+    }
+
+    /// Whether the host must be told: nobody is subscribed any more.
+    pub(super) fn remove(&mut self, uri: &str, sid: &str) -> bool {
+        let Some(sids) = self.by_uri.get_mut(uri) else { return false };
+        let was = sids.remove(sid);
+        if sids.is_empty() {
+            self.by_uri.remove(uri);
+            return was;
+        }
+        false
+    }
+
+    /// A session has ended: the resources nobody is subscribed to any more.
+    pub(super) fn remove_session(&mut self, sid: &str) -> Vec<String> {
+        let uris: Vec<String> = self.by_uri.keys().cloned().collect();
+        uris.into_iter().filter(|uri| self.remove(uri, sid)).collect()
+    }
+
+    /// Who is subscribed.
+    pub(super) fn of(&self, uri: &str) -> Vec<String> {
+        self.by_uri.get(uri).map(|sids| sids.iter().cloned().collect()).unwrap_or_default()
+    }
+}
+
+impl Core {
+    /// Opens a server stream, or resumes the one that `position` names.
+    pub(super) fn listen(&self, sid: &str, position: Option<&Position>) -> Reader {
+        let mut listeners = self.listeners.borrow_mut();
+        let streams = listeners.entry(sid.to_owned()).or_default();
+        let known =
+            position.and_then(|position| streams.iter().find(|stream| stream.name() == position.stream));
+        if let Some(stream) = known {
+            return stream.read(position);
+        }
+        let stream = Stream::new(format!("{PREFIX}{}", uuid::Uuid::new_v4()), self.next_epoch());
+        streams.retain(|stream| stream.is_read() || stream.has_events());
+        streams.push(stream.clone());
+        if streams.len() > MAX_STREAMS {
+            streams.remove(0).end();
+        }
+        drop(listeners);
+        let reader = stream.read(None);
+        for method in self.missed.borrow_mut().remove(sid).unwrap_or_default() {
+            stream.push(Kind::Notification, vec![notification(&method)]);
+        }
+        reader
+    }
+
+    /// Whether a `Last-Event-ID` names a server stream, of this sidecar or an earlier one.
+    pub(super) fn is_server_stream(position: &Position) -> bool {
+        position.stream.starts_with(PREFIX)
+    }
+
+    /// Whether a session has a server stream that somebody reads.
+    pub(super) fn is_listening(&self, sid: &str) -> bool {
+        self.listeners.borrow().get(sid).is_some_and(|streams| streams.iter().any(|stream| stream.is_read()))
+    }
+
+    /// One message to one of a session's server streams; whether there was one.
+    fn tell_session(&self, sid: &str, payload: Bytes) -> bool {
+        let listeners = self.listeners.borrow();
+        let streams = listeners.get(sid).map(Vec::as_slice).unwrap_or_default();
+        let newest = streams.iter().rev();
+        // One that is just being resumed keeps the message for its reader.
+        let stream = newest.clone().find(|stream| stream.is_read()).or_else(|| newest.clone().next());
+        match stream {
+            Some(stream) => stream.push(Kind::Notification, vec![payload]),
+            None => return false,
+        }
+        true
+    }
+
+    /// A list changed: one message per session, now or when it next listens.
+    pub(super) fn tell_list_changed(&self, method: &str) {
+        let sids: Vec<String> =
+            self.sessions.borrow().list().iter().map(|session| session.id.clone()).collect();
+        for sid in sids {
+            if !self.is_listening(&sid) || !self.tell_session(&sid, notification(method)) {
+                self.missed.borrow_mut().entry(sid).or_default().insert(method.to_owned());
+            }
+        }
+    }
+
+    /// A notification of the host that belongs to no call, to the sessions that `wanted` picks.
+    pub(super) fn tell_sessions(&self, payload: &Bytes, wanted: impl Fn(&str) -> bool) {
+        let sids: Vec<String> = self.listeners.borrow().keys().cloned().collect();
+        for sid in sids.iter().filter(|sid| wanted(sid)) {
+            self.tell_session(sid, payload.clone());
+        }
+    }
+
+    /// A session has ended: its streams end, and what was kept for it goes.
+    pub(super) fn session_ended(&self, sid: &str) {
+        for stream in self.listeners.borrow_mut().remove(sid).unwrap_or_default() {
+            stream.end();
+        }
+        self.missed.borrow_mut().remove(sid);
+        self.drop_questions_to(sid);
+        for uri in self.subscriptions.borrow_mut().remove_session(sid) {
+            let link = self.link.clone();
+            self.tasks.spawn_local(async move {
+                let params = Bytes::from(serde_json::json!({ "uri": uri }).to_string());
+                let _ = link.request("resources/unsubscribe", vec![params]).await;
+            });
+        }
+    }
+
+    /// Every server stream ends for good.
+    pub(super) fn end_listeners(&self) {
+        for stream in self.listeners.borrow().values().flatten() {
+            stream.end();
+        }
+    }
+
+    /// Every stream ends resumable: the next sidecar goes on with it.
+    pub(super) fn dismiss_readers(&self) {
+        for stream in self.listeners.borrow().values().flatten() {
+            stream.dismiss_reader();
+        }
+        for exchange in self.exchanges.borrow().values() {
+            exchange.stream().dismiss_reader();
+        }
+    }
+}
+
+/// A notification without parameters.
+fn notification(method: &str) -> Bytes {
+    format!(r#"{{"jsonrpc":"2.0","method":"{method}"}}"#).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_host_hears_of_the_first_and_the_last_subscriber() {
+        let mut subscriptions = Subscriptions::default();
+        assert_eq!(subscriptions.add("a:", "s"), Ok(true));
+        assert_eq!(subscriptions.add("a:", "t"), Ok(false));
+        assert_eq!(subscriptions.add("b:", "s"), Ok(true));
+        assert!(!subscriptions.remove("a:", "s"));
+        assert!(!subscriptions.remove("a:", "s"), "twice is once");
+        assert_eq!(subscriptions.of("a:"), ["t"]);
+        assert!(subscriptions.remove("a:", "t"));
+        assert_eq!(subscriptions.remove_session("s"), ["b:"]);
+        assert!(!subscriptions.remove("c:", "s"));
+    }
+}
