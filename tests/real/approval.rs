@@ -68,9 +68,8 @@ fn an_approval_nobody_answers_waits_and_holds_nothing_up() {
     let before = omp.sidecar();
     kill(before, Signal::KILL);
     omp.notice("stopped unexpectedly");
-    let again = eventually("the status of the next sidecar", || {
-        (omp.home.sidecars().len() == 1 && omp.home.sidecars()[0] != before).then(|| waiting(&omp).pop())?
-    });
+    omp.next_sidecar(before);
+    let again = eventually("the status of the next sidecar", || waiting(&omp).pop());
     assert_eq!(again["id"], seen["id"]);
     assert_eq!(client.again().rpc("ping", "{}")["result"], json!({}));
 

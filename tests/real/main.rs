@@ -18,6 +18,8 @@ mod processes;
 
 mod agents;
 mod approval;
+mod chain;
+mod clients;
 mod ends;
 mod install;
 mod operator;

@@ -401,6 +401,20 @@ impl Omp {
         sidecars[0]
     }
 
+    /// Waits for the next sidecar after `before`, until it serves.
+    pub(crate) fn next_sidecar(&self, before: u32) -> u32 {
+        let is_ready = || {
+            let mut connection = http::Connection::try_open(self.port)?;
+            connection.send("GET", "/readyz", &[], b"")?;
+            connection.read().map(|reply| reply.status == 200)
+        };
+        support::eventually("the next sidecar", || {
+            let now = self.home.sidecars();
+            let is_next = now.len() == 1 && now[0] != before;
+            (is_next && is_ready().unwrap_or(false)).then(|| now[0])
+        })
+    }
+
     pub(crate) fn status(&self) -> Value {
         let output = self.home.a2mcp(&["status", "--json"]);
         assert!(output.status.success(), "{output:?}");

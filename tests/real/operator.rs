@@ -49,10 +49,7 @@ fn the_prompt_commands_do_what_they_say() {
     let before = omp.sidecar();
     let (level, text) = omp.types("/a2mcp restart");
     assert_eq!(level, "info", "{text}");
-    eventually("another sidecar", || {
-        let now = omp.home.sidecars();
-        (now.len() == 1 && now[0] != before).then_some(())
-    });
+    omp.next_sidecar(before);
     client = client.again();
     assert_eq!(client.call_text("probe_odd", "{}"), "{}");
     assert!(!omp.notices().iter().any(|notice| notice.contains("unexpectedly")), "{:#?}", omp.notices());
@@ -96,10 +93,7 @@ fn the_terminal_commands_do_what_they_say() {
 
     let before = omp.sidecar();
     ok(&["restart"]);
-    eventually("another sidecar", || {
-        let now = omp.home.sidecars();
-        (now.len() == 1 && now[0] != before).then_some(())
-    });
+    omp.next_sidecar(before);
     assert_eq!(client.again().call_text("probe_odd", "{}"), "{}");
 
     ok(&["stop"]);

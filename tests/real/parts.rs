@@ -20,3 +20,11 @@ pub(crate) fn path_variable() -> String {
     installed("omp/node_modules/.bin/bun");
     format!("{}:/usr/local/bin:/usr/bin:/bin", omp.parent().unwrap().display())
 }
+
+/// A program of the machine itself.
+pub(crate) fn program(name: &str) -> PathBuf {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let found =
+        std::env::split_paths(&path).map(|directory| directory.join(name)).find(|path| path.is_file());
+    found.unwrap_or_else(|| panic!("{name} is missing: tests/setup says how to get it"))
+}

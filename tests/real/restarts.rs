@@ -9,22 +9,6 @@ use serde_json::json;
 use crate::omp::{Home, Omp};
 use crate::processes::kill;
 use crate::support::eventually;
-use crate::support::http::Connection;
-
-/// Waits for the next sidecar after `before`, until it serves.
-fn next_sidecar(omp: &Omp, before: u32) -> u32 {
-    eventually("the next sidecar", || {
-        let now = omp.home.sidecars();
-        let is_next = now.len() == 1 && now[0] != before;
-        (is_next && is_ready(omp.port)).then(|| now[0])
-    })
-}
-
-fn is_ready(port: u16) -> bool {
-    let Ok(mut connection) = Connection::try_open(port) else { return false };
-    connection.send("GET", "/readyz", &[], b"").is_ok()
-        && connection.read().is_ok_and(|reply| reply.status == 200)
-}
 
 fn count(omp: &Omp, part: &str) -> usize {
     omp.notices().iter().filter(|notice| notice.contains(part)).count()
@@ -46,14 +30,16 @@ fn a_killed_sidecar_comes_back_with_url_sessions_and_calls() {
     kill(before, Signal::KILL);
     let told = omp.notice("stopped unexpectedly");
     assert!(told.contains("URL and sessions are unchanged"), "{told}");
-    next_sidecar(&omp, before);
+    omp.next_sidecar(before);
 
     // The session and the URL are the old ones; the call goes on.
     let mut client = client.again();
     assert_eq!(client.call_text("probe_odd", r#"{"after":1}"#), r#"{"after":1}"#);
     let calls = omp.status()["calls"].clone();
-    assert_eq!(calls.as_array().unwrap().len(), 1, "{calls}");
-    assert_eq!(calls[0]["tool"], "probe_wait", "{calls}");
+    let running: Vec<_> =
+        calls.as_array().unwrap().iter().filter(|call| call["phase"] == "running").collect();
+    assert_eq!(running.len(), 1, "{calls}");
+    assert_eq!(running[0]["tool"], "probe_wait", "{calls}");
     std::fs::write(&file, "").unwrap();
     eventually("the call's end", || {
         omp.home
@@ -76,13 +62,14 @@ fn a_sidecar_killed_while_it_is_written_to_harms_nobody() {
     for round in 1..=4 {
         let mut client = omp.client();
         let id = format!("\"round {round}\"");
-        client.start_call(&id, "probe_big", r#"{"bytes":20000000}"#);
+        // Never the same arguments: that would be the same call sent again.
+        client.start_call(&id, "probe_big", &json!({"bytes": 20_000_000 + round}).to_string());
         let ends = |line: &serde_json::Value| {
             line["type"] == "tool_execution_end" && line["toolName"] == "probe_big"
         };
         omp.nth_line("the tool did not end", round, ends);
         kill(sidecar, Signal::KILL);
-        sidecar = next_sidecar(&omp, sidecar);
+        sidecar = omp.next_sidecar(sidecar);
     }
     omp.assert_alive();
     let told: Vec<_> = omp.notices().into_iter().filter(|notice| notice.contains("unexpectedly")).collect();
@@ -99,7 +86,7 @@ fn a_hung_sidecar_is_replaced() {
     kill(before, Signal::STOP);
     let told = omp.notice("did not answer for 15 s");
     assert!(told.contains("URL and sessions are unchanged"), "{told}");
-    next_sidecar(&omp, before);
+    omp.next_sidecar(before);
     assert_eq!(omp.client().call_text("probe_odd", "{}"), "{}");
     assert_eq!(count(&omp, "unexpectedly"), 1, "{:#?}", omp.notices());
 }
