@@ -29,7 +29,7 @@ const SWEEP_EVERY: Duration = Duration::from_millis(250);
 const ACK_BATCH: usize = 64;
 
 /// What the shim keeps for a later sidecar and hands back in `inFlight`.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Note {
     v: u32,
@@ -46,6 +46,31 @@ pub(super) struct Note {
     args: String,
     #[serde(default)]
     started_ms: u64,
+}
+
+/// A `tools/call` read, digested and redacted: everything that takes time with large arguments.
+pub struct Prepared {
+    call: Option<ToolCall>,
+    digest: ledger::Digest,
+    args: Args,
+}
+
+impl Prepared {
+    /// From the parameters; blocks for as long as they are.
+    pub fn of(params: Option<&Bytes>) -> Self {
+        let call = ToolCall::parse(params);
+        let (tool, arguments) =
+            call.as_ref().map_or(("", &b"{}"[..]), |call| (&*call.name, call.arguments()));
+        Self {
+            digest: ledger::digest(tool, arguments),
+            args: Args::redact(std::str::from_utf8(arguments).unwrap_or("{}")),
+            call,
+        }
+    }
+
+    fn tool(&self) -> &str {
+        self.call.as_ref().map_or("", |call| &call.name)
+    }
 }
 
 /// Who asks.
@@ -67,16 +92,15 @@ impl Core {
         caller: Caller,
         rpc_id: &str,
         accepts_stream: bool,
-        call: Option<ToolCall>,
+        prepared: Prepared,
     ) -> Result<Rc<Exchange>, &'static str> {
         let call_id = uuid::Uuid::new_v4().to_string();
-        let (tool, arguments) = call.as_ref().map_or(("", &b""[..]), |call| (&*call.name, call.arguments()));
-        let newcomer = Newcomer { sid: &caller.sid, rpc_id, tool, digest: ledger::digest(tool, arguments) };
+        let newcomer = Newcomer { sid: &caller.sid, rpc_id, tool: prepared.tool(), digest: prepared.digest };
         let verdict = self.ledger.borrow_mut().admit(&call_id, &newcomer, now_ms());
         let seat = |key: &str| Seat {
             sid: caller.sid.clone(),
             rpc_id: rpc_id.to_owned(),
-            progress_token: call.as_ref().and_then(|call| call.progress_token.clone()),
+            progress_token: prepared.call.as_ref().and_then(|call| call.progress_token.clone()),
             accepts_stream,
             stream: Stream::new(key.to_owned(), self.next_epoch()),
         };
@@ -86,21 +110,21 @@ impl Core {
                 let Some(exchange) = self.exchanges.borrow().get(&earlier).cloned() else {
                     return Err("the earlier call is just ending; try again");
                 };
-                self.attach(&exchange, seat(&earlier), call.as_ref());
+                self.attach(&exchange, seat(&earlier), &prepared);
                 Ok(exchange)
             }
             Verdict::New => {
                 let exchange = Exchange::new(call_id.clone(), true, seat(&call_id));
                 self.exchanges.borrow_mut().insert(call_id, exchange.clone());
                 let (core, running) = (self.clone(), exchange.clone());
-                self.tasks.spawn_local(async move { core.run_call(&running, &caller, call).await });
+                self.tasks.spawn_local(async move { core.run_call(&running, &caller, prepared).await });
                 Ok(exchange)
             }
         }
     }
 
     /// A re-sent call takes the seat of the one that runs or has run.
-    fn attach(self: &Rc<Self>, exchange: &Rc<Exchange>, seat: Seat, call: Option<&ToolCall>) {
+    fn attach(self: &Rc<Self>, exchange: &Rc<Exchange>, seat: Seat, prepared: &Prepared) {
         tracing::info!(call = exchange.key, "the same call came again: attached to the one that ran already");
         exchange.take_seat(seat);
         self.attached.borrow_mut().insert(exchange.key.clone());
@@ -109,9 +133,7 @@ impl Core {
             exchange.replace_outcome(self.marked(&exchange.key, outcome));
             exchange.take_seat(exchange.seat().again(self.next_epoch()));
         }
-        let name = call.map_or("", |call| &call.name);
-        let args = call.map_or_else(|| Args::redact("{}"), redacted);
-        let record = Record::attached(&exchange.key, &exchange.seat().sid, name, &args);
+        let record = Record::attached(&exchange.key, &exchange.seat().sid, prepared.tool(), &prepared.args);
         let core = self.clone();
         self.tasks.spawn_local(async move { core.audit.write(record).await });
         self.renew_note(exchange);
@@ -132,16 +154,15 @@ impl Core {
         });
     }
 
-    async fn run_call(self: Rc<Self>, exchange: &Rc<Exchange>, caller: &Caller, call: Option<ToolCall>) {
-        let call_id = &exchange.key;
-        let name = call.as_ref().map_or("", |call| &call.name);
-        let args = call.as_ref().map_or_else(|| Args::redact("{}"), redacted);
-        self.audit.write(Record::start(call_id, &caller.sid, name, &args)).await;
+    async fn run_call(self: Rc<Self>, exchange: &Rc<Exchange>, caller: &Caller, prepared: Prepared) {
+        let tool = prepared.tool().to_owned();
+        let Prepared { call, args, .. } = prepared;
+        self.audit.write(Record::start(&exchange.key, &caller.sid, &tool, &args)).await;
         let asked = tokio::select! {
-            answer = self.ask_host(exchange, caller, call.as_ref(), &args) => answer,
+            answer = self.ask_host(exchange, caller, call, &args) => answer,
             () = exchange.cancelled.cancelled() => Err(Unanswered::Cancelled),
         };
-        self.conclude(exchange, name, &args, asked).await;
+        self.conclude(exchange, &tool, &args, asked).await;
     }
 
     /// Audits the end of a call and hands its outcome to whoever waits.
@@ -195,7 +216,7 @@ impl Core {
         &self,
         exchange: &Exchange,
         caller: &Caller,
-        call: Option<&ToolCall>,
+        call: Option<ToolCall>,
         args: &Args,
     ) -> Asked {
         let call = match call {
@@ -226,6 +247,8 @@ impl Core {
         let note_text = serde_json::to_string(&note).unwrap_or_else(|_| "{}".into());
         self.notes.borrow_mut().insert(call_id.clone(), note);
         let params = call.host_params(call_id, &note_text, &caller.sid, &caller.client_name);
+        // From here on only the link holds the arguments, and only until they are sent.
+        drop(call);
         let id = self.link.next_id();
         // Dropped by a cancel, it tells the host; answered, it has nothing to tell.
         let mut dispatched = Dispatched { core: self, id, reason: None };
@@ -233,7 +256,7 @@ impl Core {
         let answer = self.link.request_with_id(id, "tools/call", params).await;
         dispatched.reason = None;
         match answer.map(crate::host::Answer::into_result) {
-            Ok(Ok(result)) => Ok(ToolResult::from_host(result)),
+            Ok(Ok(result)) => Ok(super::beside(result.len(), move || ToolResult::from_host(result)).await),
             Ok(Err(error)) => Ok(ToolResult::error(&error.message)),
             Err(LinkError::TooLarge(reason)) => Ok(ToolResult::error(&reason)),
             Err(LinkError::Ended) => Err(Unanswered::Unknown),
@@ -253,15 +276,14 @@ impl Core {
         for call in &self.hello.in_flight {
             let note: Option<Note> =
                 call.note.as_ref().and_then(|note| serde_json::from_str(note.get()).ok());
-            let note = note.filter(|note| note.v == NOTE_VERSION);
-            let Some(note) = note else {
+            let note = note.filter(|note| note.v == NOTE_VERSION).unwrap_or_else(|| {
+                // Nobody can come back to it, but its end is audited.
                 tracing::warn!(
                     call = call.call_id,
-                    "a call of an earlier sidecar has a note this one does not understand"
+                    "the note of an earlier sidecar's call is not understood"
                 );
-                self.acknowledge([call.call_id.clone()]);
-                continue;
-            };
+                Note::default()
+            });
             let inherited = ledger::Inherited {
                 call_id: call.call_id.clone(),
                 sid: note.sid.clone(),
@@ -405,10 +427,6 @@ impl Drop for Dispatched<'_> {
             let _ = link.notify("notifications/cancelled", &params).await;
         });
     }
-}
-
-fn redacted(call: &ToolCall) -> Args {
-    Args::redact(std::str::from_utf8(call.arguments()).unwrap_or("{}"))
 }
 
 fn dropped_text(call_id: &str) -> String {

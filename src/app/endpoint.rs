@@ -7,17 +7,16 @@ use bytes::Bytes;
 use hyper::header::{CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER};
 use hyper::{Response, StatusCode};
 
-use super::calls::Caller;
+use super::calls::{Caller, Prepared};
 use super::exchange::{Cancel, Exchange};
 use super::reply::stream_response;
 use super::streams::Reader;
-use super::{Core, Phase, VERSION, now_ms};
+use super::{Core, Phase, VERSION, beside, now_ms};
 use crate::frame::envelope::EnvelopeError;
 use crate::frame::raw::{RawObject, quote, string};
-use crate::frame::{Envelope, Shape};
+use crate::frame::{Message, Shape};
 use crate::http::guard::bearer;
 use crate::http::{Body, ConnectionEvent, Endpoint, Head, Health, MAX_BODY, Refusal};
-use crate::mcp::call::ToolCall;
 use crate::mcp::reply::{self, code};
 use crate::mcp::session::{Hold, Session};
 use crate::mcp::sse::Position;
@@ -84,29 +83,30 @@ impl Endpoint for Core {
     }
 
     async fn post(self: Rc<Self>, head: Head, body: Bytes) -> Response<Body> {
-        let envelope = match Envelope::parse(&body) {
-            Ok(envelope) => envelope,
+        let size = body.len();
+        let message = match beside(size, move || Message::parse(&body)).await {
+            Ok(message) => message,
             Err(EnvelopeError::NotJson) => {
                 return error(StatusCode::BAD_REQUEST, "null", code::PARSE, "parse error");
             }
             Err(EnvelopeError::NotAnObject) => return invalid("null"),
         };
-        let id = envelope.reply_id();
-        if envelope.shape() == Shape::Answer {
+        let id = message.reply_id.as_str();
+        if message.shape == Shape::Answer {
             return match self.session(&head, id) {
                 Ok(caller) => {
-                    self.caller_answers(&caller.sid, &envelope);
+                    self.caller_answers(&caller.sid, &message);
                     accepted()
                 }
                 Err(refused) => refused,
             };
         }
         let (true, true, Some(method)) =
-            (envelope.is_version_2, envelope.has_usable_id(), envelope.method.as_deref())
+            (message.is_version_2, message.has_usable_id, message.method.as_deref())
         else {
             return invalid(id);
         };
-        let params = envelope.params.map(|params| params.get());
+        let params = message.params_text();
         if method == "initialize" {
             return self.initialize(id, params).await;
         }
@@ -135,8 +135,9 @@ impl Endpoint for Core {
                 };
             }
             "tools/call" => {
-                let call = ToolCall::parse(envelope.params, &body);
-                match self.start_call(caller, id, accepts_stream, call) {
+                let params = message.params.clone();
+                let prepared = beside(size, move || Prepared::of(params.as_ref())).await;
+                match self.start_call(caller, id, accepts_stream, prepared) {
                     Ok(exchange) => exchange,
                     Err(full) => return busy(id, full),
                 }
@@ -154,7 +155,7 @@ impl Endpoint for Core {
             _ => self.start_relay(caller, id, accepts_stream, method, params),
         };
         // The body's bytes that the host needs live on inside the exchange.
-        drop(body);
+        drop(message);
         self.respond(exchange, head.connection).await
     }
 

@@ -38,6 +38,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::audit::Audit;
 use crate::config::{AgentDir, Config, Token};
+use crate::frame::envelope::LARGE;
 use crate::frame::messages::{Hello, Level, Notice};
 use crate::host::Link;
 use crate::ledger::Ledger;
@@ -328,6 +329,18 @@ fn url(address: SocketAddr) -> String {
         SocketAddr::V4(v4) if v4.ip().is_unspecified() => format!("http://127.0.0.1:{port}/"),
         SocketAddr::V6(v6) if v6.ip().is_unspecified() => format!("http://[::1]:{port}/"),
         address => format!("http://{address}/"),
+    }
+}
+
+/// Does work on a message of `bytes` at once when it is small, else beside the one thread that
+/// everything else runs on.
+async fn beside<T: Send + 'static>(bytes: usize, work: impl FnOnce() -> T + Send + 'static) -> T {
+    if bytes < LARGE {
+        return work();
+    }
+    match tokio::task::spawn_blocking(work).await {
+        Ok(done) => done,
+        Err(panic) => std::panic::resume_unwind(panic.into_panic()),
     }
 }
 

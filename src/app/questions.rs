@@ -13,7 +13,8 @@ use tokio::time::Duration;
 use super::Core;
 use super::exchange::Exchange;
 use super::streams::{Kind, Stream};
-use crate::frame::Envelope;
+use crate::frame::Message;
+use crate::frame::envelope::text;
 use crate::frame::messages::{RpcError, code};
 use crate::frame::raw::RawObject;
 use crate::mcp::session::Session;
@@ -37,7 +38,7 @@ impl Core {
     pub(super) fn ask_caller(self: &Rc<Self>, host_id: Bytes, method: &str, params: &Bytes) {
         if let Err(message) = self.try_ask_caller(&host_id, method, params) {
             tracing::info!(method, message, "a question of the host cannot be asked");
-            self.answer_host(host_id, Err(message));
+            self.answer_host(host_id, code::METHOD_NOT_FOUND, &message);
         }
     }
 
@@ -104,19 +105,19 @@ impl Core {
     }
 
     /// A caller's answer; whether anybody waited for it.
-    pub(super) fn caller_answers(&self, sid: &str, envelope: &Envelope<'_>) {
-        let Some(id) = envelope.id.and_then(crate::frame::raw::string) else { return };
+    pub(super) fn caller_answers(&self, sid: &str, message: &Message) {
+        let id = text(message.id.as_ref()).and_then(|id| serde_json::from_str::<String>(id).ok());
+        let Some(id) = id else { return };
         let is_theirs = self.questions.borrow().get(&*id).is_some_and(|question| question.sid == sid);
         if !is_theirs {
             tracing::debug!("an answer that nobody waits for");
             return;
         }
         let Some(question) = self.questions.borrow_mut().remove(&*id) else { return };
-        let (member, text) = match (envelope.result, envelope.error) {
-            (_, Some(error)) => ("error", error.get()),
-            (result, None) => ("result", result.map_or("{}", |result| result.get())),
+        let (member, text) = match (message.result.clone(), message.error.clone()) {
+            (_, Some(error)) => ("error", error),
+            (result, None) => ("result", result.unwrap_or_else(|| Bytes::from_static(b"{}"))),
         };
-        let text = Bytes::copy_from_slice(text.as_bytes());
         let link = self.link.clone();
         self.tasks.spawn_local(async move {
             let _ = link.answer_raw(&question.host_id, member, text).await;
@@ -145,12 +146,12 @@ impl Core {
 
     fn drop_question(&self, id: &str, why: &str) {
         if let Some(question) = self.questions.borrow_mut().remove(id) {
-            self.answer_host(question.host_id, Err(why.to_owned()));
+            self.answer_host(question.host_id, code::FAILED, why);
         }
     }
 
-    fn answer_host(&self, id: Bytes, answer: Result<serde_json::Value, String>) {
-        let answer = answer.map_err(|message| RpcError { code: code::FAILED.into(), message });
+    fn answer_host(&self, id: Bytes, code: i32, message: &str) {
+        let answer: Result<(), _> = Err(RpcError { code: code.into(), message: message.to_owned() });
         let link = self.link.clone();
         self.tasks.spawn_local(async move {
             let _ = link.answer(&id, &answer).await;

@@ -141,7 +141,7 @@ fn push_optional(out: &mut String, text: Option<&str>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::{Duration, UNIX_EPOCH};
+    use std::time::UNIX_EPOCH;
 
     fn line(record: Record) -> String {
         Record { at: UNIX_EPOCH, ..record }.line()

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 
+use bytes::Bytes;
 use serde_json::value::RawValue;
 
 use super::raw::{self, RawObject};
@@ -29,7 +30,7 @@ pub struct Envelope<'a> {
 }
 
 /// What kind of message an envelope is.
-#[derive(Debug, PartialEq, Eq, Clone, Copy)]
+#[derive(Debug, Default, PartialEq, Eq, Clone, Copy)]
 pub enum Shape {
     /// `id` and `method`.
     Request,
@@ -38,6 +39,7 @@ pub enum Shape {
     /// `id` with `result` or `error`, no `method`.
     Answer,
     /// Anything else.
+    #[default]
     Invalid,
 }
 
@@ -111,6 +113,65 @@ impl<'a> Envelope<'a> {
             _ => "null",
         }
     }
+}
+
+/// From this size on a message is read beside the one thread that everything else runs on: a scan of
+/// 100 MB takes longer than a ping may wait.
+pub const LARGE: usize = 256 << 10;
+
+/// An envelope whose parts share the message's memory.
+#[derive(Debug, Default, Clone)]
+pub struct Message {
+    /// See [`Envelope::is_version_2`].
+    pub is_version_2: bool,
+    /// See [`Envelope::id`].
+    pub id: Option<Bytes>,
+    /// See [`Envelope::method`].
+    pub method: Option<String>,
+    /// See [`Envelope::params`].
+    pub params: Option<Bytes>,
+    /// See [`Envelope::result`].
+    pub result: Option<Bytes>,
+    /// See [`Envelope::error`].
+    pub error: Option<Bytes>,
+    /// See [`Envelope::shape`].
+    pub shape: Shape,
+    /// See [`Envelope::has_usable_id`].
+    pub has_usable_id: bool,
+    /// See [`Envelope::reply_id`].
+    pub reply_id: String,
+}
+
+impl Message {
+    /// Reads one message; blocks for as long as it is.
+    ///
+    /// # Errors
+    /// As [`Envelope::parse`].
+    pub fn parse(bytes: &Bytes) -> Result<Self, EnvelopeError> {
+        let envelope = Envelope::parse(bytes)?;
+        let part = |raw: Option<&RawValue>| raw.map(|raw| bytes.slice_ref(raw.get().as_bytes()));
+        Ok(Self {
+            is_version_2: envelope.is_version_2,
+            id: part(envelope.id),
+            params: part(envelope.params),
+            result: part(envelope.result),
+            error: part(envelope.error),
+            shape: envelope.shape(),
+            has_usable_id: envelope.has_usable_id(),
+            reply_id: envelope.reply_id().to_owned(),
+            method: envelope.method.map(Cow::into_owned),
+        })
+    }
+
+    /// The parameters' text.
+    pub fn params_text(&self) -> Option<&str> {
+        text(self.params.as_ref())
+    }
+}
+
+/// A part of a message as text: it was checked when the message was read.
+pub fn text(part: Option<&Bytes>) -> Option<&str> {
+    part.and_then(|part| std::str::from_utf8(part).ok())
 }
 
 #[cfg(test)]

@@ -11,4 +11,4 @@ pub mod messages;
 pub mod raw;
 
 pub use codec::{Frame, FrameCodec, FrameError, MAX_FRAME};
-pub use envelope::{Envelope, Shape};
+pub use envelope::{Envelope, Message, Shape};

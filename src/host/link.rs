@@ -18,12 +18,14 @@ use futures_util::StreamExt;
 use serde::Serialize;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinSet;
 use tokio_util::codec::FramedRead;
 
 use super::stdio::Halves;
 use crate::frame::codec::OutBuffer;
+use crate::frame::envelope::{EnvelopeError, LARGE, text};
 use crate::frame::messages::{RpcError, code};
-use crate::frame::{Envelope, Frame, FrameCodec, FrameError, Shape};
+use crate::frame::{Frame, FrameCodec, FrameError, Message, Shape};
 
 /// Frames that may wait in the queue; further senders wait.
 const QUEUE: usize = 1024;
@@ -174,8 +176,13 @@ impl Unstarted {
     /// Runs the link until the stream ends.
     pub async fn run(self, peer: Rc<dyn Peer>) -> LinkEnd {
         let shared = self.shared.clone();
-        let mut owner =
-            Owner { shared: self.shared, peer, pending: HashMap::new(), out: OutBuffer::default() };
+        let mut owner = Owner {
+            shared: self.shared,
+            peer,
+            pending: HashMap::new(),
+            out: OutBuffer::default(),
+            parsing: JoinSet::new(),
+        };
         let end = owner.run(self.reader, self.writer, self.commands).await;
         *shared.end.borrow_mut() = Some(match &end {
             LinkEnd::Closed => "the host closed the link".into(),
@@ -324,6 +331,7 @@ struct Owner {
     peer: Rc<dyn Peer>,
     pending: HashMap<u64, oneshot::Sender<Result<Answer, LinkError>>>,
     out: OutBuffer,
+    parsing: JoinSet<(Result<Message, EnvelopeError>, usize)>,
 }
 
 impl Owner {
@@ -345,9 +353,9 @@ impl Owner {
             }
             tokio::select! {
                 frame = reader.next() => match frame {
-                    Some(Ok(frame)) => self.receive(&frame, &mut ping_id),
-                    Some(Err(error)) => return LinkEnd::Broken(error),
-                    None => return LinkEnd::Closed,
+                    Some(Ok(frame)) => self.receive(frame, &mut ping_id),
+                    Some(Err(error)) => return self.end(LinkEnd::Broken(error), ping_id).await,
+                    None => return self.end(LinkEnd::Closed, ping_id).await,
                 },
                 command = commands.recv(), if self.out.len() < HIGH_WATER => {
                     let mut next = command;
@@ -362,9 +370,20 @@ impl Owner {
                     Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => return LinkEnd::Closed,
                     Err(error) => return LinkEnd::Broken(error.into()),
                 },
+                Some(Ok((message, bytes))) = self.parsing.join_next() => self.take(message, bytes, &mut ping_id),
                 _ = pings.tick() => self.ping(&mut ping_id),
             }
         }
+    }
+
+    /// What came in full before the end still counts.
+    async fn end(&mut self, end: LinkEnd, mut ping_id: Option<u64>) -> LinkEnd {
+        while let Some(parsed) = self.parsing.join_next().await {
+            if let Ok((message, bytes)) = parsed {
+                self.take(message, bytes, &mut ping_id);
+            }
+        }
+        end
     }
 
     fn accept(&mut self, command: Command, flushes: &mut Vec<oneshot::Sender<()>>) {
@@ -394,46 +413,49 @@ impl Owner {
         }
     }
 
-    fn receive(&mut self, frame: &Bytes, ping_id: &mut Option<u64>) {
-        let envelope = match Envelope::parse(frame) {
-            Ok(envelope) if envelope.shape() != Shape::Invalid => envelope,
-            Ok(_) => return self.bad_frame(frame, "neither request nor answer"),
-            Err(error) => return self.bad_frame(frame, &error.to_string()),
+    /// A small frame is read at once, a large one beside this thread; it then comes back through
+    /// `parsing`, after smaller ones that came later.
+    fn receive(&mut self, frame: Bytes, ping_id: &mut Option<u64>) {
+        if frame.len() < LARGE {
+            let message = Message::parse(&frame);
+            self.take(message, frame.len(), ping_id);
+        } else {
+            let bytes = frame.len();
+            self.parsing.spawn_blocking(move || (Message::parse(&frame), bytes));
+        }
+    }
+
+    fn take(&mut self, message: Result<Message, EnvelopeError>, bytes: usize, ping_id: &mut Option<u64>) {
+        let message = match message {
+            Ok(message) if message.shape != Shape::Invalid => message,
+            Ok(_) => return self.bad_frame(bytes, "neither request nor answer"),
+            Err(error) => return self.bad_frame(bytes, &error.to_string()),
         };
-        let slice = |raw: Option<&serde_json::value::RawValue>| {
-            raw.map_or_else(Bytes::new, |raw| frame.slice_ref(raw.get().as_bytes()))
-        };
-        let params = slice(envelope.params);
-        match (envelope.shape(), envelope.method) {
+        let params = message.params.unwrap_or_default();
+        match (message.shape, message.method) {
             (Shape::Request, Some(method)) if method == "bridge/ping" => {
-                let head = format!(
-                    r#"{{"jsonrpc":"2.0","id":{},"result":"#,
-                    envelope.id.map_or("null", |id| id.get())
-                );
+                let head = format!(r#"{{"jsonrpc":"2.0","id":{},"result":"#, message.reply_id);
                 if let Ok(frame) = compose(head, Vec::new()) {
                     self.out.push(frame);
                 }
             }
             (Shape::Request, Some(method)) => {
-                self.peer.incoming(Incoming::Request {
-                    id: slice(envelope.id),
-                    method: method.into_owned(),
-                    params,
-                });
+                let id = message.id.unwrap_or_default();
+                self.peer.incoming(Incoming::Request { id, method, params });
             }
             (Shape::Notification, Some(method)) => {
-                self.peer.incoming(Incoming::Notification { method: method.into_owned(), params });
+                self.peer.incoming(Incoming::Notification { method, params });
             }
             _ => {
-                let id = envelope.id.and_then(|id| id.get().parse::<u64>().ok());
+                let id = text(message.id.as_ref()).and_then(|id| id.parse::<u64>().ok());
                 if id.is_some() && id == *ping_id {
                     *ping_id = None;
                     self.shared.lag.set(self.shared.ping_sent.take().map(|sent| sent.elapsed()));
                     return;
                 }
-                let answer = match envelope.error {
-                    Some(_) => Answer::Error(slice(envelope.error)),
-                    None => Answer::Result(slice(envelope.result)),
+                let answer = match message.error {
+                    Some(error) => Answer::Error(error),
+                    None => Answer::Result(message.result.unwrap_or_default()),
                 };
                 match id.and_then(|id| self.pending.remove(&id)) {
                     // The waiter may be gone: then nobody wants the answer.
@@ -444,11 +466,11 @@ impl Owner {
         }
     }
 
-    fn bad_frame(&self, frame: &Bytes, why: &str) {
+    fn bad_frame(&self, bytes: usize, why: &str) {
         let count = self.shared.bad_frames.get() + 1;
         self.shared.bad_frames.set(count);
         if count == 1 || count.is_multiple_of(50) {
-            tracing::warn!(count, bytes = frame.len(), why, "frame ignored");
+            tracing::warn!(count, bytes, why, "frame ignored");
         }
     }
 }

@@ -29,9 +29,10 @@ pub struct ToolCall {
 }
 
 impl ToolCall {
-    /// Reads `params`, which lie inside `body`; `None` when there is no name or it is no string.
-    pub fn parse(params: Option<&RawValue>, body: &Bytes) -> Option<Self> {
-        let params = RawObject::parse(params?.get())?;
+    /// Reads `params`; `None` when there is no name or it is no string.
+    pub fn parse(params: Option<&Bytes>) -> Option<Self> {
+        let body = params?;
+        let params = RawObject::parse(std::str::from_utf8(body).ok()?)?;
         let name_text = params.get("name")?;
         let mut call = Self {
             name: string(name_text)?.into_owned(),
@@ -187,9 +188,7 @@ mod tests {
     use super::*;
 
     fn parse(params: &str) -> Option<ToolCall> {
-        let body = Bytes::from(params.to_owned());
-        let raw: &RawValue = serde_json::from_slice(&body).unwrap();
-        ToolCall::parse(Some(raw), &body)
+        ToolCall::parse(Some(&Bytes::from(params.to_owned())))
     }
 
     fn sent(params: &str) -> String {
@@ -230,7 +229,7 @@ mod tests {
         for params in ["{}", "[]", "7", r#"{"name":null}"#, r#"{"name":7}"#, r#"{"name":{}}"#] {
             assert!(parse(params).is_none(), "{params}");
         }
-        assert!(ToolCall::parse(None, &Bytes::new()).is_none());
+        assert!(ToolCall::parse(None).is_none());
     }
 
     #[test]

@@ -213,7 +213,7 @@ fn the_hosts_death_by_any_cause_leaves_nothing_behind() {
     type Kill = fn(&mut Host);
     let causes: [(&str, Kill); 3] = [
         ("SIGKILL", |host| drop(host.program.child.kill())),
-        ("SIGTERM", |host| drop(host.program.identity().signal(Signal::TERM))),
+        ("SIGTERM", |host| _ = host.program.identity().signal(Signal::TERM)),
         ("end of stdin", |host| drop(host.program.stdin.take())),
     ];
     for (cause, kill) in causes {

@@ -230,7 +230,7 @@ impl Setup {
 /// The frames a sidecar has sent, in order.
 #[derive(Default)]
 struct Frames {
-    seen: Mutex<Vec<(String, Value)>>,
+    seen: Mutex<Vec<Arc<(String, Value)>>>,
     ended: Mutex<bool>,
     /// What was wrong with the sidecar's output, if anything ever was.
     broken: Mutex<Option<String>>,
@@ -293,12 +293,13 @@ impl Reactor {
             }
             let text = String::from_utf8(payload).map_err(|error| error.to_string())?;
             let message = parse(&text).map_err(|error| format!("{error}: {:.200}", text))?;
-            // Seen before it is answered: a test may look as soon as the answer is out.
-            self.frames.seen.lock().unwrap().push((text.clone(), message.clone()));
-            self.frames.changed.notify_all();
+            // Seen before it is answered: what follows from the answer finds its cause.
+            let frame = Arc::new((text, message));
+            self.frames.seen.lock().unwrap().push(frame.clone());
             if !self.silent.load(Ordering::SeqCst) {
-                self.react(&text, &message);
+                self.react(&frame.0, &frame.1);
             }
+            self.frames.changed.notify_all();
         }
     }
 
@@ -429,14 +430,14 @@ impl Host {
         let mut seen = self.frames.seen.lock().unwrap();
         let mut next = 0;
         loop {
-            if let Some(found) = seen[next..].iter().find(|(_, frame)| wanted(frame)) {
-                return found.clone();
+            if let Some(found) = seen[next..].iter().find(|frame| wanted(&frame.1)) {
+                return (**found).clone();
             }
             next = seen.len();
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 let shown: Vec<String> =
-                    seen.iter().map(|(text, _)| text.chars().take(200).collect()).collect();
+                    seen.iter().map(|frame| frame.0.chars().take(200).collect()).collect();
                 panic!("the frame did not come; seen: {shown:#?}; log: {}", self.log());
             }
             seen = self.frames.changed.wait_timeout(seen, left).unwrap().0;
@@ -470,16 +471,16 @@ impl Host {
     }
 
     pub fn frames(&self) -> Vec<String> {
-        self.frames.seen.lock().unwrap().iter().map(|(text, _)| text.clone()).collect()
+        self.frames.seen.lock().unwrap().iter().map(|frame| frame.0.clone()).collect()
     }
 
     /// The method of the last frame.
     pub fn last_frame(&self) -> Value {
-        self.frames.seen.lock().unwrap().last().map(|(_, frame)| frame.clone()).unwrap_or_default()
+        self.frames.seen.lock().unwrap().last().map(|frame| frame.1.clone()).unwrap_or_default()
     }
 
     pub fn count(&self, method: &str) -> usize {
-        self.frames.seen.lock().unwrap().iter().filter(|(_, frame)| frame["method"] == method).count()
+        self.frames.seen.lock().unwrap().iter().filter(|frame| frame.1["method"] == method).count()
     }
 
     /// The host goes on reading but answers nothing any more.
