@@ -2,7 +2,9 @@
 
 use serde_json::json;
 
+use crate::model::Model;
 use crate::omp::{Home, Omp};
+use crate::support;
 
 fn announced(omp: &Omp) -> usize {
     omp.notices().iter().filter(|notice| notice.contains("are served at")).count()
@@ -40,6 +42,40 @@ fn an_extension_loaded_twice_is_one_bridge() {
     assert_eq!(omp.client().call_text("probe_odd", "{}"), "{}");
     assert_eq!(omp.home.sidecars().len(), 1);
     assert!(omp.types("/a2mcp").1.contains("main session live"));
+    assert_eq!(announced(&omp), 1, "{:#?}", omp.notices());
+    omp.close_stdin();
+    omp.assert_all_gone();
+}
+
+/// omp's own sub-agents, started by a remote caller with the host's `task` tool.
+#[test]
+fn real_sub_agents_find_the_bridge_and_do_not_end_it() {
+    let model = Model::start();
+    let home = Home::with_shim();
+    home.models(&model.yaml());
+    let omp = Omp::setup(home).bridged();
+    let sidecar = omp.sidecar();
+    let mut client = omp.client();
+    let tasks: Vec<_> = (0..3)
+        .map(|index| json!({"agent": "task", "task": "Report.", "name": format!("Agent{index}")}))
+        .collect();
+    let result = client.call("task", &json!({"context": "a test", "tasks": tasks}).to_string());
+    assert_eq!(result["isError"], false, "{result}");
+
+    // omp loads the extension for each of them and tells it of each one's start.
+    support::eventually("the start of the sub-agents", || {
+        let seen = omp.probe(&json!({"op": "agents"}));
+        (seen["factory"] == 4 && seen["started"] == 4).then_some(())
+    });
+    assert_eq!(client.call_text("probe_odd", "{}"), "{}");
+    support::eventually("the end of the sub-agents", || {
+        let seen = omp.probe(&json!({"op": "agents"}));
+        let running = seen["agents"].as_array().unwrap().iter().filter(|agent| agent["status"] == "running");
+        (model.asked() >= 3 && running.count() == 1).then_some(())
+    });
+
+    assert_eq!(omp.sidecar(), sidecar);
+    assert_eq!(client.call_text("probe_odd", "{}"), "{}");
     assert_eq!(announced(&omp), 1, "{:#?}", omp.notices());
     omp.close_stdin();
     omp.assert_all_gone();

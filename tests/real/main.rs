@@ -12,6 +12,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod model;
 mod omp;
 mod parts;
 mod processes;

@@ -208,18 +208,11 @@ pub(crate) fn shared() -> &'static Omp {
 pub(crate) struct Start {
     home: Arc<Home>,
     arguments: Vec<String>,
-    env: Vec<(String, String)>,
-    probe: bool,
 }
 
 impl Start {
     pub(crate) fn arguments(mut self, arguments: &[&str]) -> Self {
         self.arguments.extend(arguments.iter().map(|&argument| argument.to_owned()));
-        self
-    }
-
-    pub(crate) fn env(mut self, name: &str, value: &str) -> Self {
-        self.env.push((name.into(), value.into()));
         self
     }
 
@@ -232,15 +225,8 @@ impl Start {
         let log = std::fs::OpenOptions::new().create(true).append(true).open(home.path().join("omp.stderr"));
         let mut command = home.command(parts::installed("omp/node_modules/.bin/omp"));
         command.args(["--mode", "rpc"]).args(&self.arguments);
-        if self.probe {
-            command.arg("-e").arg(parts::root().join("tests/real/probe.ts")).env("A2MCP_PROBE", &socket);
-        }
-        command
-            .envs(self.env)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(log.unwrap())
-            .process_group(0);
+        command.arg("-e").arg(parts::root().join("tests/real/probe.ts")).env("A2MCP_PROBE", &socket);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(log.unwrap()).process_group(0);
         let mut child = command.spawn().expect("omp can be started");
         let stdin = child.stdin.take();
         let stdout = child.stdout.take().unwrap();
@@ -251,14 +237,12 @@ impl Start {
         omp.output
             .wait(START, |line| line["type"] == "ready")
             .unwrap_or_else(|| omp.fail("omp did not start"));
-        if self.probe {
-            let end = Instant::now() + START;
-            while UnixStream::connect(&omp.socket).is_err() {
-                if Instant::now() > end {
-                    omp.fail("the session did not start");
-                }
-                std::thread::sleep(Duration::from_millis(20));
+        let end = Instant::now() + START;
+        while UnixStream::connect(&omp.socket).is_err() {
+            if Instant::now() > end {
+                omp.fail("the session did not start");
             }
+            std::thread::sleep(Duration::from_millis(20));
         }
         omp
     }
@@ -289,7 +273,7 @@ impl Omp {
     }
 
     pub(crate) fn setup(home: impl Into<Arc<Home>>) -> Start {
-        Start { home: home.into(), arguments: Vec::new(), env: Vec::new(), probe: true }
+        Start { home: home.into(), arguments: Vec::new() }
     }
 
     /// Waits for the notice that names the URL.

@@ -21,14 +21,20 @@ interface Order {
 
 type Handler = (event: unknown, context: unknown) => unknown;
 
+/** omp runs the factory again for every sub-agent, perhaps from another copy of this module. */
+const loads = ((globalThis as never as Record<symbol, { factory: number; started: number }>)[Symbol.for("a2mcp.probe")] ??= {
+	factory: 0,
+	started: 0,
+});
+
 export default function probe(pi: ExtensionAPI): void {
 	const socket = process.env.A2MCP_PROBE;
 	if (!socket) return;
 	registerTools(pi);
-	let listening = false;
+	loads.factory += 1;
 	pi.on("session_start", (_event, context) => {
-		if (listening) return;
-		listening = true;
+		loads.started += 1;
+		if (loads.started > 1) return;
 		const server = createServer(connection => {
 			// A peer that leaves ends its connection; an unhandled error would end the host.
 			connection.on("error", () => connection.destroy());
@@ -89,6 +95,8 @@ async function obey(pi: ExtensionAPI, context: ExtensionContext, order: Order): 
 	switch (order.op) {
 		case "names":
 			return session.getAllToolNames();
+		case "agents":
+			return { ...loads, agents: AgentRegistry.global().list().map(({ id, status }) => ({ id, status })) };
 		case "catalogue":
 			return pi
 				.getAllTools()
