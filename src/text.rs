@@ -1,8 +1,8 @@
 //! Makes foreign text safe for people: names, paths, tools, client names and child output may hold
 //! control characters that drive a terminal, or bidi controls that reorder a line (contract 16).
 //!
-//! Two forms: [`clean`] for anything that must stay on one line (logs, notices, tables) and
-//! [`clean_block`] for a tool's own text, where line breaks and tabs are content. Nothing here decides
+//! Three forms: [`clean`] for anything that must stay on one line (logs, notices, tables),
+//! [`clean_block`] for a tool's own text, where line breaks and tabs are content, and [`clean_json`]. Nothing here decides
 //! *when* text is shown. Both borrow when there is nothing to change, which is nearly always.
 
 use std::borrow::Cow;
@@ -70,6 +70,24 @@ pub fn clean_block(text: &str) -> Cow<'_, str> {
             c => {
                 push_clean(&mut out, c);
             }
+        }
+    }
+    Cow::Owned(out)
+}
+
+/// JSON whose strings hold no unsafe character as such: each is written as its `\uXXXX` escape, which
+/// means the same to a machine. `json` is valid JSON on one line.
+pub fn clean_json(json: &str) -> Cow<'_, str> {
+    if !json.chars().any(is_unsafe) {
+        return Cow::Borrowed(json);
+    }
+    let mut out = String::with_capacity(json.len() + 64);
+    for c in json.chars() {
+        // Every unsafe character is in the basic plane: one escape is enough.
+        if is_unsafe(c) {
+            let _ = write!(out, "\\u{:04x}", u32::from(c));
+        } else {
+            out.push(c);
         }
     }
     Cow::Owned(out)
@@ -174,6 +192,17 @@ mod tests {
             let out = clean("a\u{1b}b\u{202e}\nc\u{7f}defg hij", max);
             assert!(out.chars().count() <= max, "{max}: {out}");
         }
+    }
+
+    #[test]
+    fn json_means_the_same_without_its_controls() {
+        let value = "a\u{9b}\u{7f}\u{202e}\n\u{1b}";
+        let json = serde_json::to_string(&(value, 1)).unwrap();
+        let clean = clean_json(&json);
+        assert!(!clean.chars().any(is_unsafe), "{clean}");
+        let back: Vec<serde_json::Value> = serde_json::from_str(&clean).unwrap();
+        assert_eq!(back[0], value);
+        assert!(matches!(clean_json("[\"\\u001b\"]"), Cow::Borrowed(_)));
     }
 
     #[test]

@@ -435,10 +435,9 @@ struct Dispatched<'a> {
 impl Drop for Dispatched<'_> {
     fn drop(&mut self) {
         let Some(exchange) = self.reason else { return };
-        let params = serde_json::json!({ "requestId": self.id, "reason": exchange.cause().reason() });
-        let link = self.core.link.clone();
+        let (link, id, reason) = (self.core.link.clone(), self.id, exchange.cause().reason());
         self.core.tasks.spawn_local(async move {
-            let _ = link.notify("notifications/cancelled", &params).await;
+            let _ = link.cancel(id, reason).await;
         });
     }
 }

@@ -166,6 +166,10 @@ async fn serve(
     let port = bound.address.port();
     let EarlyLink { link, unstarted, id } = early;
     let mut warnings = loaded.warnings;
+    if loaded.config.deny_inference {
+        // Silence would read as a promise.
+        warnings.push("the config says host_llm \"deny\", which this version cannot do: the host's model requests go on".into());
+    }
     warnings.extend(bound.warnings);
     if let Err(error) = log::move_to(&dir.stderr(port)) {
         warnings.push(format!("the log stays in {}: {error}", dir.start_stderr().display()));

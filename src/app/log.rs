@@ -9,7 +9,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::fmt::MakeWriter;
 
 /// Size in bytes after which a log file becomes the old generation.
@@ -26,11 +26,12 @@ struct Rotating {
     written: u64,
 }
 
-/// Starts logging; `A2MCP_LOG` sets the level (default `info`).
+/// Starts logging; `A2MCP_LOG` sets the level: `error`, `warn`, `info` (default), `debug`, `trace`.
 pub fn start() {
-    let filter = EnvFilter::try_from_env("A2MCP_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    let wanted = std::env::var("A2MCP_LOG").ok();
+    let level = wanted.as_deref().and_then(|level| level.parse().ok()).unwrap_or(LevelFilter::INFO);
     let _ = tracing_subscriber::fmt()
-        .with_env_filter(filter)
+        .with_max_level(level)
         .with_ansi(false)
         .with_target(false)
         .with_writer(Lines)

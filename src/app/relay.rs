@@ -89,9 +89,7 @@ impl Core {
                     Err(LinkError::Ended) => relay_error("the host went away"),
                 },
                 () = running.cancelled.cancelled() => {
-                    let reason = running.cause().reason();
-                    let params = serde_json::json!({ "requestId": id, "reason": reason });
-                    let _ = core.link.notify("notifications/cancelled", &params).await;
+                    let _ = core.link.cancel(id, running.cause().reason()).await;
                     Outcome::Cancelled
                 }
             };

@@ -54,7 +54,7 @@ pub async fn run(args: DoctorArgs, given: Option<AgentDir>, env: &Env) -> Result
     findings.push(audit(dir.audit_file()));
     findings.extend(sidecars(&dir).await);
     if args.json {
-        operate::print(&serde_json::to_string(&findings).map_err(|error| error.to_string())?)?;
+        operate::print_json(&findings)?;
     } else {
         for finding in &findings {
             let mark = if finding.ok { "ok   " } else { "WRONG" };

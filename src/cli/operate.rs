@@ -7,12 +7,13 @@ use std::time::Duration;
 use clap::Subcommand;
 use tokio_util::task::TaskTracker;
 
-use super::out;
+use super::{exit, out};
 use crate::app::operate as app;
 use crate::audit::{Audit, Record};
-use crate::config::{AgentDir, Env, Token, store};
+use crate::config::{AgentDir, ConfigError, Env, Token, store};
 use crate::control::status::{self, Status};
 use crate::control::{self, Found, Reply, Request};
+use crate::text::{self, with_causes};
 
 /// How often a followed file is looked at.
 const FOLLOW: Duration = Duration::from_millis(200);
@@ -114,7 +115,10 @@ pub async fn perform(command: Operate, dir: Option<AgentDir>, env: &Env) -> Resu
                 let file = dir.config_file().display();
                 return Err(format!("there is no token yet: {file} is made when the bridge first starts"));
             }
-            let (config, warnings) = store::load_readonly(&dir).map_err(|error| error.to_string())?;
+            let (config, warnings) = match store::load_readonly(&dir) {
+                Ok(found) => found,
+                Err(error) => return Ok(refused(&error)),
+            };
             warnings.iter().for_each(|warning| out::note(warning));
             let token = config
                 .token
@@ -148,6 +152,12 @@ pub async fn perform(command: Operate, dir: Option<AgentDir>, env: &Env) -> Resu
 /// When stdout does not take it.
 pub fn print(text: &str) -> Result<u8, String> {
     out::print(text).map(|()| 0).map_err(|error| format!("cannot write the output: {error}"))
+}
+
+/// Prints a value for machines.
+pub fn print_json(value: &impl serde::Serialize) -> Result<u8, String> {
+    let json = serde_json::to_string(value).map_err(|error| error.to_string())?;
+    print(&text::clean_json(&json))
 }
 
 /// All sidecars of this user that answered, of `dir` if one was named; those that did not are named.
@@ -235,7 +245,7 @@ async fn show_status(which: Which, dir: Option<AgentDir>) -> Result<u8, String> 
     }
     let status = choose(&which, dir.as_ref()).await?;
     if which.json {
-        return print(&serde_json::to_string(&status).map_err(|error| error.to_string())?);
+        return print_json(&status);
     }
     print(&status::render(&status))
 }
@@ -243,7 +253,7 @@ async fn show_status(which: Which, dir: Option<AgentDir>) -> Result<u8, String> 
 async fn ask(which: &Which, dir: Option<AgentDir>, request: Request) -> Result<u8, String> {
     let (socket, _) = choose_with_socket(which, dir.as_ref()).await?;
     match control::ask(&socket, &request).await {
-        Ok(Reply::Ok(value)) if which.json => print(&value.to_string()),
+        Ok(Reply::Ok(value)) if which.json => print_json(&value),
         Ok(Reply::Ok(value)) => print(value.as_str().unwrap_or("done")),
         Ok(Reply::Error(error)) => Err(error),
         Err(error) => Err(format!("the sidecar did not answer: {error}")),
@@ -251,7 +261,10 @@ async fn ask(which: &Which, dir: Option<AgentDir>, request: Request) -> Result<u
 }
 
 async fn rotate(dir: &AgentDir) -> Result<u8, String> {
-    let rotated = app::rotate(dir, None).await.map_err(|error| error.to_string())?;
+    let rotated = match app::rotate(dir, None).await {
+        Ok(rotated) => rotated,
+        Err(error) => return Ok(refused(&error)),
+    };
     let audit = Audit::start(dir.audit_file(), &TaskTracker::new());
     audit.write(Record::action("token", None, r#"{"action":"rotate"}"#, false)).await;
     out::note(&format!("the token was replaced; {} running sidecar(s) took it at once", rotated.told));
@@ -263,6 +276,15 @@ async fn rotate(dir: &AgentDir) -> Result<u8, String> {
         "these did not take the new token and still serve the old one: {}",
         rotated.silent.join(", ")
     ))
+}
+
+/// Says why a config cannot be used; the exit code for that.
+fn refused(error: &ConfigError) -> u8 {
+    out::note(&with_causes(error));
+    match error {
+        ConfigError::Locked { .. } => exit::FAILED,
+        _ => exit::REFUSED,
+    }
 }
 
 /// Prints a file and its older generation, and goes on with it if wanted.

@@ -178,6 +178,9 @@ pub async fn ask(socket: &Path, request: &Request) -> io::Result<Reply> {
         stream.get_mut().write_all(&text).await?;
         let mut line = Vec::new();
         (&mut stream).take(MAX_LINE).read_until(b'\n', &mut line).await?;
+        if line.is_empty() {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
         Ok(serde_json::from_slice(&line)?)
     })
     .await
@@ -206,7 +209,12 @@ pub async fn find() -> io::Result<Vec<Found>> {
     sockets.sort();
     let mut found = Vec::new();
     for socket in sockets {
-        let status = match ask(&socket, &Request::Status).await {
+        let mut answer = ask(&socket, &Request::Status).await;
+        if answer.as_ref().is_err_and(has_hung_up) {
+            // It was just ending: then it is gone now, or the next one is there.
+            answer = ask(&socket, &Request::Status).await;
+        }
+        let status = match answer {
             Ok(Reply::Ok(value)) => serde_json::from_value(value).map_err(io::Error::other),
             Ok(Reply::Error(error)) => Err(io::Error::other(error)),
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
@@ -219,6 +227,12 @@ pub async fn find() -> io::Result<Vec<Found>> {
         found.push(Found { socket, status });
     }
     Ok(found)
+}
+
+/// Whether the connection ended without an answer.
+fn has_hung_up(error: &io::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
+    matches!(error.kind(), UnexpectedEof | ConnectionReset | BrokenPipe)
 }
 
 fn own_uid() -> u32 {

@@ -56,6 +56,7 @@ struct Shared {
 
 enum Command {
     Request { id: u64, frame: Frame, reply: oneshot::Sender<Result<Answer, LinkError>> },
+    Cancel { id: u64, frame: Frame },
     Send(Frame),
     Flush(oneshot::Sender<()>),
 }
@@ -230,6 +231,18 @@ impl Link {
         answer.await.unwrap_or(Err(LinkError::Ended))
     }
 
+    /// Tells the host that a request's answer is not wanted any more; a request that was never sent,
+    /// or has been answered, needs no word.
+    ///
+    /// # Errors
+    /// [`LinkError`].
+    pub async fn cancel(&self, id: u64, reason: &str) -> Result<(), LinkError> {
+        let params = format!(r#"{{"requestId":{id},"reason":{}}}"#, crate::frame::raw::quote(reason));
+        let head = r#"{"jsonrpc":"2.0","method":"notifications/cancelled","params":"#;
+        let frame = compose(head.into(), vec![params.into()])?;
+        self.queue.send(Command::Cancel { id, frame }).await.map_err(|_| LinkError::Ended)
+    }
+
     /// Sends a notification.
     ///
     /// # Errors
@@ -393,6 +406,11 @@ impl Owner {
             Command::Request { id, frame, reply } => {
                 self.pending.insert(id, reply);
                 self.out.push(frame);
+            }
+            Command::Cancel { id, frame } => {
+                if self.pending.remove(&id).is_some() {
+                    self.out.push(frame);
+                }
             }
             Command::Send(frame) => self.out.push(frame),
             Command::Flush(done) => flushes.push(done),

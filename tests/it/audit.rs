@@ -297,12 +297,15 @@ fn a_call_of_an_earlier_sidecar_gets_its_end_from_the_next_one() {
     let frame = host.call_frame("hang");
     let meta = &frame["params"]["_meta"]["a2mcp/call"];
     let (port, dir) = (host.port, host.dir.clone());
+    let mut config = host.config();
+    config["replayWindowSeconds"] = 1.into();
     drop(host);
     let in_flight = serde_json::json!([{
         "callId": meta["callId"], "tool": "hang", "state": "finished", "startedAt": 1, "note": meta["note"],
     }]);
     let next = Setup::default()
         .in_dir(dir)
+        .config(&config.to_string())
         .hello(serde_json::json!({"resume": {"port": port}, "inFlight": in_flight}))
         .start();
     next.send(&format!(
@@ -310,10 +313,10 @@ fn a_call_of_an_earlier_sidecar_gets_its_end_from_the_next_one() {
         meta["callId"],
         result_of("late", false)
     ));
-    let ack = next.frame(|frame| frame["method"] == "bridge/ack");
-    assert_eq!(ack["params"]["callIds"], serde_json::json!([meta["callId"]]));
     let records =
         eventually("the end of the call", || Some(next.audit()).filter(|records| records.len() == 2));
+    let ack = next.frame(|frame| frame["method"] == "bridge/ack");
+    assert_eq!(ack["params"]["callIds"], serde_json::json!([meta["callId"]]), "once nobody can claim it");
     assert_eq!(check_pairs(&records), 1);
     assert_eq!(records[1]["sid"], client.session.as_str());
     assert_eq!((&records[1]["args"], &records[1]["isError"]), (&r#"{"q":"x"}"#.into(), &false.into()));

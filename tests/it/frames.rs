@@ -235,18 +235,21 @@ fn unknown_messages_provoke_nothing() {
 #[test]
 fn unknown_requests_get_method_not_found_under_their_own_id() {
     let host = Host::start();
-    for (id, method) in [
-        ("\"a\"", "bridge/unheard-of"),
-        ("7", "sampling/createMessage"),
-        ("\"\\ud83e\\udd80\"", "tools/list"),
-        ("\"\"", "bridge/hello"),
-        ("12345678901234567890123", ""),
-    ] {
+    let answer = |id: &str, method: &str| {
         host.send(&format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"{method}","params":{{}}}}"#));
-        let begins = format!(r#"{{"jsonrpc":"2.0","id":{id},"error":{{"code":-32601,"#);
-        let answer =
-            eventually("the answer", || host.frames().into_iter().find(|frame| frame.starts_with(&begins)));
-        assert!(answer.contains(&format!("{method}: method not found")), "{answer}");
+        let begins = format!(r#"{{"jsonrpc":"2.0","id":{id},"error":{{"code":"#);
+        eventually("the answer", || host.frames().into_iter().find(|frame| frame.starts_with(&begins)))
+    };
+    for (id, method) in
+        [("\"a\"", "bridge/unheard-of"), ("\"\"", "bridge/hello"), ("12345678901234567890123", "bridge/")]
+    {
+        let answer = answer(id, method);
+        assert!(answer.contains(&format!("-32601,\"message\":\"{method}: method not found")), "{answer}");
+    }
+    // Questions for a caller, when there is none.
+    for (id, method) in [("7", "sampling/createMessage"), ("\"\\ud83e\\udd80\"", "tools/list"), ("0", "")] {
+        let answer = answer(id, method);
+        assert!(answer.contains("no caller"), "{answer}");
     }
     host.send(r#"{"jsonrpc":"2.0","id":"bad","method":"bridge/command","params":{"argv":7}}"#);
     let answer = host.frame(|frame| frame["id"] == "bad");

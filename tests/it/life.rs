@@ -235,19 +235,41 @@ fn a_hang_up_makes_way_for_the_next_sidecar() {
     assert_eq!(next.http("POST", "/", &[("mcp-session-id", &session)], PING).status, 200);
 }
 
+/// The caller takes JSON only, so its connection ends without an answer; it sends the call again.
 #[test]
-fn a_call_that_outlasts_a_restart_is_not_cancelled_at_the_host() {
+fn a_call_that_outlasts_a_restart_runs_once_and_is_answered_by_the_next_sidecar() {
     let mut host = Host::start();
     let mut client = host.client();
-    client.start_call("1", "hang", "{}");
+    client.start_call("1", "hang", r#"{"once":1}"#);
     let frame = host.call_frame("hang");
     assert_eq!(host.cli(&["restart", "--grace", "0"]).0, 0);
     assert_eq!(host.ends_within(Duration::from_secs(5)), Some(75));
-    assert!(error_text(&client.read().json()).contains(&call_id(&frame)));
+    assert!(client.connection.is_closed());
     host.drained();
-    assert_eq!(host.count("notifications/cancelled"), 0);
+    assert_eq!(host.count("notifications/cancelled"), 0, "the tool goes on");
     let phases: Vec<_> = host.audit().iter().map(|record| record["phase"].clone()).collect();
     assert_eq!(phases, ["start"], "its end is the next sidecar's to write");
+
+    let call = &frame["params"]["_meta"]["a2mcp/call"];
+    let in_flight = serde_json::json!({"resume": {"port": host.port}, "inFlight": [{
+        "callId": call["callId"], "tool": "hang", "state": "running", "startedAt": 1, "note": call["note"]}]});
+    let next = Setup::default().in_dir_of(&host).hello(in_flight).start();
+    let mut again = client.again();
+    again.start_call("7", "hang", r#"{"once":1}"#);
+    eventually("the attachment", || {
+        next.audit().iter().any(|record| record["phase"] == "attached").then_some(())
+    });
+    next.send(&format!(
+        r#"{{"jsonrpc":"2.0","method":"bridge/result","params":{{"callId":{},"result":{}}}}}"#,
+        call["callId"],
+        result_of("ran once", false)
+    ));
+    let result = again.read().json()["result"].clone();
+    assert_eq!(result["content"][0]["text"], "ran once");
+    assert_eq!(result["_meta"]["a2mcp/attached"], call["callId"]);
+    assert_eq!(next.count("tools/call"), 0);
+    let phases: Vec<_> = next.audit().iter().map(|record| record["phase"].clone()).collect();
+    assert_eq!(phases, ["start", "attached", "done"]);
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use crate::support::http::{Client, Connection, INITIALIZE};
-use crate::support::{Host, eventually, within};
+use crate::support::{Host, Setup, eventually, within};
 
 const LIMIT: usize = 128 << 20;
 
@@ -187,20 +187,25 @@ fn slow_heads_and_slow_bodies_time_out() {
 
 #[test]
 fn connections_that_reset_anywhere_leave_nothing_behind() {
-    let host = Host::start();
+    let host = Setup::default().config(r#"{"replayWindowSeconds":1}"#).start();
     let mut client = host.client();
     client.call("echo", "{}"); // Opens the audit file.
     let before = host.descriptors();
     let bearer = format!("Bearer {}", host.token);
-    let call = r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"echo","arguments":{"pad":"PAD"}}}"#
-        .replace("PAD", &"x".repeat(2000));
-    let request = format!(
-        "POST / HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: {bearer}\r\nmcp-session-id: {}\r\nContent-Length: {}\r\n\r\n{call}",
-        client.session,
-        call.len()
-    );
+    let pad = "x".repeat(2000);
+    let request = |round: u64| {
+        let call = format!(
+            r#"{{"jsonrpc":"2.0","id":{round},"method":"tools/call","params":{{"name":"echo","arguments":{{"round":{round},"pad":"{pad}"}}}}}}"#
+        );
+        format!(
+            "POST / HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: {bearer}\r\nmcp-session-id: {}\r\nContent-Length: {}\r\n\r\n{call}",
+            client.session,
+            call.len()
+        )
+    };
     let mut dice = Dice(1);
     for round in 0..1000 {
+        let request = request(round);
         let mut stream = TcpStream::connect(("127.0.0.1", host.port)).unwrap();
         // Half of them get the whole request out and leave while it is answered.
         let end = dice.below(2 * request.len() as u64).min(request.len() as u64) as usize;
@@ -213,7 +218,9 @@ fn connections_that_reset_anywhere_leave_nothing_behind() {
         }
     }
     eventually("every descriptor given back", || (host.descriptors() <= before).then_some(()));
-    eventually("every call ended", || (host.status()["calls"] == serde_json::json!([])).then_some(()));
+    eventually("every call ended and forgotten", || {
+        (host.status()["calls"] == serde_json::json!([])).then_some(())
+    });
     assert_eq!(client.call_text("echo", "{}"), "{}");
     let records = host.audit();
     let count = |phase: &str| records.iter().filter(|record| record["phase"] == phase).count();

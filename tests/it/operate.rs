@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::io::{BufRead as _, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use serde_json::Value;
@@ -20,7 +21,8 @@ fn is_harmless(text: &str) -> bool {
 
 /// `/a2mcp WORDS` typed in the host.
 fn command(host: &Host, words: &[&str]) -> (String, String) {
-    let id = format!("command-{}", words.join("-"));
+    static COMMANDS: AtomicU64 = AtomicU64::new(0);
+    let id = format!("command-{}", COMMANDS.fetch_add(1, Ordering::Relaxed));
     let params = serde_json::json!({ "argv": words });
     let answer = host.ask(&id, "bridge/command", &params.to_string());
     let text = |member: &str| answer["result"][member].as_str().unwrap_or_default().to_owned();

@@ -2,6 +2,7 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde_json::Value;
 
@@ -147,8 +148,10 @@ pub struct Client {
     pub token: String,
     pub session: String,
     port: u16,
-    next_id: u64,
 }
+
+/// JSON-RPC ids of requests that choose none: never the same twice, on whatever connection.
+static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
 pub const INITIALIZE: &str = r#"{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"raw","version":"1"}}}"#;
 
@@ -159,7 +162,7 @@ impl Client {
         let reply = connection.request("POST", "/", &[("Authorization", &bearer)], INITIALIZE.as_bytes());
         assert_eq!(reply.status, 200, "{}", reply.text());
         let session = reply.header("mcp-session-id").expect("a session id").to_owned();
-        Self { connection, token: token.into(), session, port, next_id: 1 }
+        Self { connection, token: token.into(), session, port }
     }
 
     /// The same session on another connection.
@@ -169,7 +172,6 @@ impl Client {
             token: self.token.clone(),
             session: self.session.clone(),
             port: self.port,
-            next_id: self.next_id + 1_000_000,
         }
     }
 
@@ -191,8 +193,7 @@ impl Client {
 
     /// A request with an id of its own; the JSON of the whole reply.
     pub fn rpc(&mut self, method: &str, params: &str) -> Value {
-        let id = self.next_id;
-        self.next_id += 1;
+        let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
         let reply =
             self.post(&format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"{method}","params":{params}}}"#));
         assert_eq!(reply.status, 200, "{}", reply.text());
