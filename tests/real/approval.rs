@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use crate::omp::{Home, Omp};
 use crate::processes::kill;
+use crate::streams::Events;
 use crate::support::eventually;
 
 fn always_asking() -> Omp {
@@ -48,6 +49,20 @@ fn the_operators_answer_decides() {
         );
     }
     assert_eq!(waiting(&omp), Vec::<Value>::new());
+
+    // A caller with a stream hears what it waits for, by a log message and by progress.
+    let params = json!({
+        "name": "bash", "arguments": {"command": "echo heard"}, "_meta": {"progressToken": "mine"},
+    });
+    let mut events = Events::call(client, &params);
+    for method in ["notifications/message", "notifications/progress"] {
+        let said = events.until(method, |message| message["method"] == method);
+        assert!(said["params"].to_string().contains("awaiting approval"), "{said}");
+    }
+    let question = omp.nth_line("omp did not ask", 3, is_question);
+    omp.send(&json!({"type": "extension_ui_response", "id": question["id"], "value": "Approve"}));
+    let answer = events.until("the result", |message| message["id"] == "streamed");
+    assert!(answer["result"].to_string().contains("heard"), "{answer}");
 }
 
 /// The call waits, everything else works, status says so, a new sidecar knows it, and the end of the

@@ -2,7 +2,7 @@
 //!
 //! `tests/setup` installs what they need into `target/real-parts/`; a missing part is a failure with a
 //! sentence, never a skip. One file per question: `serves` (what a remote caller gets from a live
-//! session), `approval`, `ends` (who dies with whom), `restarts` (the sidecar dies, the host does not),
+//! session), `streams` (progress, cancelling), `approval`, `ends` (who dies with whom), `restarts` (the sidecar dies, the host does not),
 //! `operator` (`/a2mcp …`, install), `agents` (sub-agents and second loads), `clients` (the SDKs, the
 //! command line, the printed script), `chain` (omp as the client of omp). `omp`, `parts` and
 //! `processes` are what they share.
@@ -26,3 +26,4 @@ mod install;
 mod operator;
 mod restarts;
 mod serves;
+mod streams;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use crate::omp::{Home, Omp};
+use crate::streams::Events;
 use crate::support::eventually;
 use crate::support::http::{Client, Connection, INITIALIZE};
 
@@ -126,7 +127,9 @@ fn the_list_follows_the_host() {
         "name": "from_the_rpc_host", "description": "given by omp's own client", "label": "t",
         "parameters": {"type": "object", "properties": {}},
     });
+    let mut events = Events::of_session(client.again());
     assert_eq!(omp.rpc(&json!({"type": "set_host_tools", "tools": [host_tool]}))["success"], true);
+    events.until("the change", |message| message["method"] == "notifications/tools/list_changed");
     until_listed(&mut client, |names| names.iter().any(|name| name == "from_the_rpc_host"));
     assert_eq!(omp.rpc(&json!({"type": "set_host_tools", "tools": []}))["success"], true);
     let names = until_listed(&mut client, |names| names.iter().all(|name| name != "from_the_rpc_host"));

@@ -6,7 +6,7 @@
  * one line `{"ok": …}` or `{"error"}`. It says nothing anywhere else: omp's stdout is a protocol.
  */
 
-import { existsSync } from "node:fs";
+import { existsSync, writeFileSync } from "node:fs";
 import { createServer } from "node:net";
 import { createInterface } from "node:readline";
 
@@ -79,10 +79,13 @@ function registerTools(pi: ExtensionAPI): void {
 		details: { secret: "of the host" },
 	}));
 	tool("probe_big", { type: "object", properties: { bytes: { type: "number" } } }, async args => said("b".repeat(args.bytes)));
-	// Waits until the file is there, so that a test decides when the call ends.
+	// Waits until the file is there, so that a test decides when the call ends; leaves word when it was aborted.
 	tool("probe_wait", { type: "object", properties: { file: { type: "string" } } }, async (args, signal) => {
 		while (!existsSync(args.file)) {
-			if (signal?.aborted) throw new Error("the probe was aborted");
+			if (signal?.aborted) {
+				writeFileSync(`${args.file}.aborted`, "");
+				throw new Error("the probe was aborted");
+			}
 			await new Promise(resolve => setTimeout(resolve, 20));
 		}
 		return said("the file is there");

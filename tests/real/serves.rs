@@ -27,7 +27,7 @@ fn the_handshake_is_the_specs() {
     let result = &reply.json()["result"];
     assert_eq!(result["protocolVersion"], "2025-11-25");
     assert_eq!(result["serverInfo"]["name"], "a2mcp");
-    assert!(result["capabilities"]["tools"].is_object(), "{result}");
+    assert_eq!(result["capabilities"]["tools"]["listChanged"], true, "{result}");
 
     let reply = client.post(r#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#);
     assert_eq!((reply.status, reply.text().as_str()), (202, ""));
