@@ -186,7 +186,6 @@ fn check_sdk(bridge: &Bridge<'_>, name: &str) {
         assert!(result["content"].to_string().contains(case.contains), "{name}: {} -> {result}", case.call);
     }
     if let Some(http) = found["http"].as_array() {
-        println!("{name}: {http:?}");
         let passed = |what: &str| http.iter().filter(|line| *line == what).count();
         assert_eq!(passed("POST tools/call 200"), calls.len(), "{name}: {http:?}");
         assert_eq!(passed("POST initialize 200"), 1, "{name}: {http:?}");

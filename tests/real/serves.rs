@@ -223,7 +223,7 @@ fn thirty_megabytes_of_arguments_pass_and_ping_answers_meanwhile() {
 
     times.sort();
     let at = |per_mille: usize| times[(times.len() - 1) * per_mille / 1000];
-    println!(
+    eprintln!(
         "{} pings during a write of 30 MB: p50 {:?}, p99 {:?}, worst {:?}",
         times.len(),
         at(500),
@@ -268,6 +268,6 @@ fn a_blocked_host_does_not_block_the_endpoint() {
     let answer = waiting.read().json();
     assert_eq!(answer["result"]["isError"], false, "{answer}");
     assert!(call_sent.elapsed() > BLOCKED / 2, "the host was not blocked");
-    println!("while omp was blocked, the slowest answer took {longest:?}");
+    eprintln!("while omp was blocked, the slowest answer took {longest:?}");
     assert!(longest < Duration::from_secs(1), "{longest:?}");
 }

@@ -118,7 +118,7 @@ fn a_cancel_reaches_the_tool() {
     };
     let at = cancelled(&mut client, "to cancel");
     eventually("the tool's own end", || aborted.exists().then_some(()));
-    println!("the tool saw the cancel after {:?}", at.elapsed());
+    eprintln!("the tool saw the cancel after {:?}", at.elapsed());
     assert!(at.elapsed() < Duration::from_secs(2), "{:?}", at.elapsed());
     let reply = caller.read().json();
     assert_eq!(reply["error"]["code"], -32800, "{reply}");
