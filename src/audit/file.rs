@@ -150,6 +150,16 @@ impl Log {
         Ok(self.open.insert(open))
     }
 
+    /// What both generations hold now, the older one first. Nothing where there is no regular file.
+    pub(super) fn generations(&self) -> String {
+        let read = |path: &Path| {
+            let regular = std::fs::metadata(path).is_ok_and(|found| found.is_file());
+            if regular { std::fs::read(path).unwrap_or_default() } else { Vec::new() }
+        };
+        let both = [read(&self.beside(".1")), read(&self.path)].concat();
+        String::from_utf8_lossy(&both).into_owned()
+    }
+
     fn beside(&self, suffix: &str) -> PathBuf {
         let mut name = self.path.clone().into_os_string();
         name.push(suffix);
