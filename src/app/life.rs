@@ -310,7 +310,6 @@ impl Core {
             }
             End::Restart => {
                 self.phase.set(Phase::Restarting);
-                self.dismiss_readers();
                 (EXIT_RESTART, Some(GoodbyeReason::Restart))
             }
             End::HostGone(why) => {
