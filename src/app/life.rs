@@ -106,7 +106,7 @@ async fn live(dir: AgentDir) -> u8 {
     }
     let loaded = match dir.create().map_err(|error| format!("cannot use {}: {error}", dir.root().display())) {
         Err(error) => Err(error),
-        Ok(()) => store::load(&dir).map_err(|error| with_causes(&error)),
+        Ok(()) => operate::aside(&dir, store::load).await.map_err(|error| with_causes(&error)),
     };
     let loaded = match loaded {
         Ok(loaded) => loaded,

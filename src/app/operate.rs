@@ -69,7 +69,7 @@ pub async fn perform(core: Rc<Core>, request: Request) -> Reply {
 }
 
 /// Works on the config file beside the one thread everything else runs on: it may wait for a lock.
-async fn aside<T: Send + 'static>(
+pub(super) async fn aside<T: Send + 'static>(
     dir: &AgentDir,
     work: impl FnOnce(&AgentDir) -> Result<T, ConfigError> + Send + 'static,
 ) -> Result<T, ConfigError> {
