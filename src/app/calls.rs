@@ -161,11 +161,18 @@ impl Core {
             answer = self.ask_host(exchange, caller, call, &args) => answer,
             () = exchange.cancelled.cancelled() => Err(Unanswered::Cancelled),
         };
-        self.conclude(exchange, &tool, &args, asked).await;
+        self.conclude(exchange, &tool, (&args, false), asked).await;
     }
 
-    /// Audits the end of a call and hands its outcome to whoever waits.
-    async fn conclude(self: &Rc<Self>, exchange: &Rc<Exchange>, tool: &str, args: &Args, asked: Asked) {
+    /// Audits the end of a call, unless that is on record already (an earlier sidecar wrote it and died
+    /// before the caller had the answer), and hands its outcome to whoever waits.
+    async fn conclude(
+        self: &Rc<Self>,
+        exchange: &Rc<Exchange>,
+        tool: &str,
+        (args, on_record): (&Args, bool),
+        asked: Asked,
+    ) {
         let call_id = &exchange.key;
         let sid = exchange.seat().sid;
         let (outcome, record) = match asked {
@@ -192,7 +199,9 @@ impl Core {
                 (Outcome::Result(ToolResult::error(&text)), record)
             }
         };
-        self.audit.write(record).await;
+        if !on_record {
+            self.audit.write(record).await;
+        }
         let outcome =
             if self.attached.borrow().contains(call_id) { self.marked(call_id, outcome) } else { outcome };
         self.ledger.borrow_mut().ended(call_id, outcome.weight(), now_ms());
@@ -272,6 +281,8 @@ impl Core {
 
     /// Calls of an earlier sidecar become orphans of this one.
     pub(super) fn inherit_calls(self: &Rc<Self>) {
+        let call_ids: Vec<_> = self.hello.in_flight.iter().map(|call| call.call_id.as_str()).collect();
+        let on_record = crate::audit::ended(self.dir.audit_file(), &call_ids);
         for call in &self.hello.in_flight {
             let note: Option<Note> =
                 call.note.as_ref().and_then(|note| serde_json::from_str(note.get()).ok());
@@ -305,11 +316,14 @@ impl Core {
             let args = Args::redacted_before(&note.args);
             self.notes.borrow_mut().insert(call.call_id.clone(), note);
             let (answer, late) = tokio::sync::oneshot::channel();
+            let on_record = on_record.contains(call.call_id.as_str());
             let (core, call) = (self.clone(), call.clone());
             if matches!(call.state, InFlightState::Running | InFlightState::Finished) {
                 self.late_results.borrow_mut().insert(call.call_id.clone(), answer);
             }
-            self.tasks.spawn_local(async move { core.run_inherited(&exchange, &call, &args, late).await });
+            self.tasks.spawn_local(async move {
+                core.run_inherited(&exchange, &call, (&args, on_record), late).await;
+            });
         }
     }
 
@@ -317,7 +331,7 @@ impl Core {
         self: Rc<Self>,
         exchange: &Rc<Exchange>,
         call: &InFlight,
-        args: &Args,
+        (args, on_record): (&Args, bool),
         late: tokio::sync::oneshot::Receiver<ToolResult>,
     ) {
         let asked = match call.state {
@@ -333,7 +347,7 @@ impl Core {
             },
         };
         self.late_results.borrow_mut().remove(&call.call_id);
-        self.conclude(exchange, &call.tool, args, asked).await;
+        self.conclude(exchange, &call.tool, (args, on_record), asked).await;
     }
 
     /// The shim may forget these calls; sent in batches.
