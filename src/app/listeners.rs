@@ -56,6 +56,11 @@ impl Subscriptions {
         false
     }
 
+    /// The host refused: nobody is subscribed.
+    pub(super) fn forget(&mut self, uri: &str) {
+        self.by_uri.remove(uri);
+    }
+
     /// A session has ended: the resources nobody is subscribed to any more.
     pub(super) fn remove_session(&mut self, sid: &str) -> Vec<String> {
         let uris: Vec<String> = self.by_uri.keys().cloned().collect();
