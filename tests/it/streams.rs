@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::support::http::Client;
 use crate::support::sse::{BOTH, Item, Stream};
-use crate::support::{Host, Setup, result_of, within};
+use crate::support::{Host, Setup, eventually, result_of};
 
 /// Every call is answered with a stream.
 pub(crate) fn streaming() -> Setup {
@@ -132,17 +132,14 @@ fn with_no_grace_every_call_is_a_stream_and_all_else_is_json() {
 fn callers_that_take_no_stream_get_json_always() {
     let host = streaming().start();
     let mut client = host.client();
-    for accept in [None, Some("application/json"), Some("*/*"), Some("text/html, application/json;q=0.9")] {
+    let accepts = [None, Some("application/json"), Some("*/*"), Some("text/html, application/json;q=0.9")];
+    for (number, accept) in accepts.into_iter().enumerate() {
         let headers: Vec<_> = accept.map(|value| ("Accept", value)).into_iter().collect();
-        let call = r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"hang","arguments":{},"_meta":{"progressToken":1}}}"#;
+        let call = format!(
+            r#"{{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{{"name":"hang","arguments":{{"n":{number}}},"_meta":{{"progressToken":1}}}}}}"#
+        );
         client.send("POST", &headers, call.as_bytes());
-        let count = host.count("tools/call");
-        let frame = within(Duration::from_secs(20), "the call", || {
-            let calls: Vec<Value> =
-                host.frames().iter().filter_map(|text| serde_json::from_str(text).ok()).collect();
-            let mut calls = calls.into_iter().filter(|frame| frame["method"] == "tools/call");
-            calls.nth(count.max(1) - 1).filter(|_| host.count("tools/call") >= count)
-        });
+        let frame = host.call_with("n", number);
         say(&host, &frame, "nobody hears this");
         host.notify("notifications/progress", &json!({"progressToken": call_id(&frame), "progress": 1}));
         host.answer(&frame, &result_of("json", false));
@@ -245,9 +242,10 @@ fn of_several_server_streams_one_gets_each_message() {
 fn a_change_nobody_listened_to_is_told_at_the_next_chance() {
     let host = Host::start();
     let client = host.client();
-    let new = |name: &str| format!(r#"[{{"name":"{name}","description":"n","inputSchema":{{"type":"object"}}}}]"#);
+    let new =
+        |name: &str| format!(r#"[{{"name":"{name}","description":"n","inputSchema":{{"type":"object"}}}}]"#);
     let listed = |name: &str| {
-        within(Duration::from_secs(20), "the new list", || {
+        eventually("the new list", || {
             (client.again().rpc("tools/list", "{}")["result"]["tools"][0]["name"] == name).then_some(())
         });
     };
@@ -259,17 +257,16 @@ fn a_change_nobody_listened_to_is_told_at_the_next_chance() {
     stream.notification("notifications/tools/list_changed");
     assert!(stream.is_silent_for(Duration::from_millis(100)), "two changes are one message");
     let last_id = stream.last_id.clone();
+    let open = host.descriptors();
     drop(stream);
-    within(Duration::from_secs(20), "the stream's end", || {
-        (host.status()["sessions"][0]["streams"] != 1).then_some(())
-    });
+    eventually("the stream's end", || (host.descriptors() < open).then_some(()));
     // The same for a stream that is resumed instead of opened anew.
     host.set_tools(&new("c"));
     listed("c");
     let mut stream = client.resume(&last_id);
     stream.notification("notifications/tools/list_changed");
     // A session that never had a stream is not owed what came before it.
-    let mut newcomer = host.client().listen();
+    let newcomer = host.client().listen();
     assert!(newcomer.is_silent_for(Duration::from_millis(100)));
 }
 
@@ -449,8 +446,7 @@ fn an_idle_server_stream_costs_little() {
     let host = Host::start();
     let clients: Vec<Client> = (0..50).map(|_| host.client()).collect();
     let before = host.resident();
-    let streams: Vec<Stream> =
-        clients.iter().flat_map(|client| (0..10).map(|_| client.listen())).collect();
+    let streams: Vec<Stream> = clients.iter().flat_map(|client| (0..10).map(|_| client.listen())).collect();
     let each = host.resident().saturating_sub(before) / streams.len() as u64;
     // The bench judges the aim of 20 KiB; this is for a build without optimization.
     assert!(each < 40 << 10, "{each} bytes");

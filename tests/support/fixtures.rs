@@ -37,8 +37,10 @@ pub fn hello() -> Value {
 
 fn tools() -> Value {
     let none = || json!({"type": "object"});
-    let string = |name: &str| json!({"type": "object", "properties": {name: {"type": "string"}}, "required": [name]});
-    let number = |name: &str| json!({"type": "object", "properties": {name: {"type": "number"}}, "required": [name]});
+    let string =
+        |name: &str| json!({"type": "object", "properties": {name: {"type": "string"}}, "required": [name]});
+    let number =
+        |name: &str| json!({"type": "object", "properties": {name: {"type": "number"}}, "required": [name]});
     let tool = |name: &str, schema: Value| json!({"name": name, "description": format!("fixture {name}"), "inputSchema": schema});
     json!([
         tool("test_simple_text", none()),
@@ -119,7 +121,9 @@ fn serve(peer: &Peer, frame: &Value) -> bool {
         "resources/subscribe" | "resources/unsubscribe" | "logging/setLevel" => Ok(json!({})),
         "prompts/list" => Ok(prompts()),
         "prompts/get" => prompt(params),
-        "completion/complete" => Ok(json!({"completion": {"values": ["alpha", "beta"], "total": 2, "hasMore": false}})),
+        "completion/complete" => {
+            Ok(json!({"completion": {"values": ["alpha", "beta"], "total": 2, "hasMore": false}}))
+        }
         _ => return false,
     };
     match result {
@@ -229,10 +233,15 @@ impl Call<'_> {
     }
 
     fn elicit(&self, message: &str, schema: Value, words: &str) -> Value {
-        match self.ask("elicitation/create", json!({"mode": "form", "message": message, "requestedSchema": schema})) {
+        match self
+            .ask("elicitation/create", json!({"mode": "form", "message": message, "requestedSchema": schema}))
+        {
             Ok(answer) => {
                 let given = answer.get("content").cloned().unwrap_or_else(|| json!({}));
-                content(json!([text(format!("{words}: action={}, content={given}", answer["action"].as_str().unwrap_or_default()))]))
+                content(json!([text(format!(
+                    "{words}: action={}, content={given}",
+                    answer["action"].as_str().unwrap_or_default()
+                ))]))
             }
             Err(error) => failed(&error),
         }
@@ -286,9 +295,9 @@ fn read_resource(uri: &str) -> Result<Value, Value> {
         Ok(json!({"contents": [contents]}))
     };
     match uri {
-        "test://static-text" => {
-            contents(json!({"mimeType": "text/plain", "text": "This is the content of the static text resource."}))
-        }
+        "test://static-text" => contents(
+            json!({"mimeType": "text/plain", "text": "This is the content of the static text resource."}),
+        ),
         "test://static-binary" => contents(json!({"mimeType": "image/png", "blob": PNG})),
         "test://watched-resource" => {
             contents(json!({"mimeType": "text/plain", "text": "Watched resource content"}))
@@ -326,7 +335,9 @@ fn prompt(params: &Value) -> Result<Value, Value> {
             argument("arg2")
         )))]),
         "test_prompt_with_embedded_resource" => json!([
-            user(json!({"type": "resource", "resource": {"uri": argument("resourceUri"), "mimeType": "text/plain", "text": "Embedded resource content for testing."}})),
+            user(
+                json!({"type": "resource", "resource": {"uri": argument("resourceUri"), "mimeType": "text/plain", "text": "Embedded resource content for testing."}})
+            ),
             user(text("Please process the embedded resource above.")),
         ]),
         "test_prompt_with_image" => json!([

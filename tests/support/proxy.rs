@@ -30,8 +30,10 @@ fn relay(mut caller: TcpStream, port: u16, token: &str) -> Option<()> {
     };
     let body = head.split_off(end);
     let head = String::from_utf8_lossy(&head).into_owned();
-    let kept: Vec<&str> =
-        head.split_inclusive("\r\n").filter(|line| !line.to_ascii_lowercase().starts_with("connection:")).collect();
+    let kept: Vec<&str> = head
+        .split_inclusive("\r\n")
+        .filter(|line| !line.to_ascii_lowercase().starts_with("connection:"))
+        .collect();
     let head = format!("{}Authorization: Bearer {token}\r\nConnection: close\r\n", kept.concat());
     let mut server = TcpStream::connect(("127.0.0.1", port)).ok()?;
     server.set_nodelay(true).ok()?;
