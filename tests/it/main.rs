@@ -13,6 +13,7 @@ mod support;
 
 mod audit;
 mod calls;
+mod cancel;
 mod catalogue;
 mod endpoint;
 mod frames;

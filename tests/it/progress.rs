@@ -198,7 +198,6 @@ fn a_caller_that_stops_reading_costs_a_bounded_buffer_and_loses_no_result() {
     let host = streaming().start();
     let client = host.client();
     let mut slow = client.again();
-    rustix::net::sockopt::set_socket_recv_buffer_size(slow.connection.socket(), 4096).unwrap();
     let call = r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"hang","arguments":{"who":"slow"},"_meta":{"progressToken":1}}}"#;
     slow.send("POST", &[BOTH], call.as_bytes());
     let frame = host.call_with("who", "slow");
@@ -219,7 +218,6 @@ fn a_caller_that_stops_reading_costs_a_bounded_buffer_and_loses_no_result() {
     host.answer(&frame, &result_of("done", false));
 
     // It reads on: some of the messages, the last ones among them, and the result.
-    rustix::net::sockopt::set_socket_recv_buffer_size(slow.connection.socket(), 1 << 20).unwrap();
     let mut stream = crate::support::sse::Asked { connection: slow.connection }.stream();
     stream.priming();
     let last_id = stream.last_id.clone();
