@@ -7,7 +7,7 @@ use rustix::process::Signal;
 use serde_json::json;
 
 use crate::omp::{Home, Omp};
-use crate::processes::kill;
+use crate::processes::{self, kill};
 use crate::support::eventually;
 
 fn count(omp: &Omp, part: &str) -> usize {
@@ -59,6 +59,8 @@ fn a_killed_sidecar_comes_back_with_url_sessions_and_calls() {
 fn a_sidecar_killed_while_it_is_written_to_harms_nobody() {
     let omp = Omp::start();
     let mut sidecar = omp.sidecar();
+    omp.client();
+    let descriptors = processes::descriptors(omp.pid());
     for round in 1..=4 {
         let mut client = omp.client();
         let id = format!("\"round {round}\"");
@@ -76,6 +78,10 @@ fn a_sidecar_killed_while_it_is_written_to_harms_nobody() {
     // The third death within ten seconds says that there is a pause from now on; a slow machine may
     // have spread them further.
     assert!(told.len() <= 4 && !told.is_empty(), "{told:#?}");
+    assert_eq!(processes::zombies_of(omp.pid()), Vec::<u32>::new());
+    eventually("the end of the descriptors of the dead", || {
+        (processes::descriptors(omp.pid()) <= descriptors + 1).then_some(())
+    });
     assert_eq!(omp.client().call_text("probe_odd", "{}"), "{}");
 }
 
