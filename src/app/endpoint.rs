@@ -341,6 +341,10 @@ impl Core {
             return None;
         }
         self.ledger.borrow_mut().returned(&exchange.key);
+        // Whatever its earlier connection still does tells nothing about this one.
+        for calls in self.deliveries.borrow_mut().values_mut() {
+            calls.retain(|call| *call != exchange.key);
+        }
         let reader = exchange.stream().read(Some(position));
         Some((exchange, reader))
     }

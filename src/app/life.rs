@@ -29,7 +29,7 @@ use crate::host::link::{self, LinkEnd};
 use crate::host::stdio;
 use crate::mcp::session::Sessions;
 use crate::process::{self, Identity};
-use crate::text::with_causes;
+use crate::text::{clean, with_causes};
 use crate::{control, http, state};
 
 /// Exit code of a refused config (contract 16).
@@ -73,9 +73,9 @@ pub fn run(dir: AgentDir) -> ExitCode {
 /// # Errors
 /// What it would refuse, for people.
 pub fn check(dir: &AgentDir, state_file: Option<&Path>) -> Result<(), String> {
-    store::load_readonly(dir).map_err(|error| error.to_string())?;
+    store::load_readonly(dir).map_err(|error| with_causes(&error))?;
     if let Some(file) = state_file {
-        state::read(file).map_err(|error| error.to_string())?;
+        state::read(file).map_err(|error| with_causes(&error))?;
     }
     Ok(())
 }
@@ -96,7 +96,7 @@ async fn live(dir: AgentDir) -> u8 {
             return 1;
         }
     };
-    let early = EarlyLink { link, unstarted, id };
+    let mut early = EarlyLink { link, unstarted, id };
     if hello.protocol != PROTOCOL {
         let text = format!(
             "this sidecar ({VERSION}) speaks frame protocol {PROTOCOL}, the shim {}; run `a2mcp install omp` again",
@@ -106,19 +106,29 @@ async fn live(dir: AgentDir) -> u8 {
     }
     let loaded = match dir.create().map_err(|error| format!("cannot use {}: {error}", dir.root().display())) {
         Err(error) => Err(error),
-        Ok(()) => store::load(&dir).map_err(|error| error.to_string()),
+        Ok(()) => operate::aside(&dir, store::load).await.map_err(|error| with_causes(&error)),
     };
     let loaded = match loaded {
         Ok(loaded) => loaded,
         Err(error) => return early.refuse(code::CONFIG_REFUSED, error, EXIT_REFUSED).await,
     };
     let resume = hello.resume.as_ref().map(|resume| resume.port);
-    let bound = match bind::bind(&loaded.config, &dir, resume).await {
+    let bound = tokio::select! {
+        bound = bind::bind(&loaded.config, &dir, resume) => bound,
+        // A busy port is tried for seconds: nobody may be there any more when it becomes free.
+        () = early.unstarted.ended() => return gone_early(),
+        () = process::ended(host_identity(&hello)) => return gone_early(),
+    };
+    let bound = match bound {
         Ok(bound) => bound,
         Err(error @ bind::BindError::Busy { .. }) => {
             return early.refuse(code::PORT_BUSY, error.to_string(), 1).await;
         }
-        Err(error) => return early.refuse(code::CONFIG_REFUSED, error.to_string(), EXIT_REFUSED).await,
+        Err(error) => {
+            let file = dir.config_file().to_string_lossy();
+            let text = format!("{}: {}", clean(&file, 400), with_causes(&error));
+            return early.refuse(code::CONFIG_REFUSED, text, EXIT_REFUSED).await;
+        }
     };
     serve(dir, early, hello, loaded, bound).await
 }
@@ -156,6 +166,19 @@ fn read_hello(frame: &Bytes) -> Result<(Bytes, Hello), String> {
     Ok((id, serde_json::from_str(params).map_err(|error| format!("bridge/hello: {error}"))?))
 }
 
+fn host_identity(hello: &Hello) -> Identity {
+    let pid = hello.host.pid;
+    match hello.host.start_time {
+        Some(start_time) => Identity { pid, start_time },
+        None => Identity::of(pid).unwrap_or(Identity { pid, start_time: 0 }),
+    }
+}
+
+fn gone_early() -> u8 {
+    tracing::info!("the host went away before the endpoint was open");
+    0
+}
+
 async fn serve(
     dir: AgentDir,
     early: EarlyLink,
@@ -180,10 +203,7 @@ async fn serve(
         Ok(_) => {}
         Err(error) => warnings.push(format!("earlier sessions are lost: {}", with_causes(&error))),
     }
-    let host = match hello.host.start_time {
-        Some(start_time) => Identity { pid: hello.host.pid, start_time },
-        None => Identity::of(hello.host.pid).unwrap_or(Identity { pid: hello.host.pid, start_time: 0 }),
-    };
+    let host = host_identity(&hello);
     let tasks = TaskTracker::new();
     let audit = Audit::start(dir.audit_file(), &tasks);
     let core = Core::new(Parts {
@@ -290,7 +310,6 @@ impl Core {
             }
             End::Restart => {
                 self.phase.set(Phase::Restarting);
-                self.dismiss_readers();
                 (EXIT_RESTART, Some(GoodbyeReason::Restart))
             }
             End::HostGone(why) => {

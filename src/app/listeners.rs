@@ -158,7 +158,8 @@ impl Core {
         }
     }
 
-    /// Every stream ends resumable: the next sidecar goes on with it.
+    /// Every stream ends resumable, once and at the very end: some clients resume only once, and the
+    /// next sidecar is there before they do.
     pub(super) fn dismiss_readers(&self) {
         for stream in self.listeners.borrow().values().flatten() {
             stream.dismiss_reader();

@@ -98,11 +98,14 @@ where
         // Another address, same port: its socket is alive and stays.
         path = dir.join(format!("{port}-{}.sock", std::process::id()));
     }
-    let _ = std::fs::remove_file(&path);
+    // Under its name only once it listens: one that refuses connections is taken for a dead one's.
+    let unfinished = dir.join(format!(".{port}-{}", std::process::id()));
+    let _ = std::fs::remove_file(&unfinished);
     let listener = ListenerOptions::new()
-        .name(path.as_path().to_fs_name::<GenericFilePath>()?)
+        .name(unfinished.as_path().to_fs_name::<GenericFilePath>()?)
         .mode(0o600)
         .create_tokio()?;
+    std::fs::rename(&unfinished, &path)?;
     let tasks = tokio::task::spawn_local(accept(listener, Rc::new(handle)));
     Ok(Server { path, tasks })
 }
