@@ -90,6 +90,16 @@ fn a_hung_sidecar_is_replaced() {
     let omp = Omp::start();
     let before = omp.sidecar();
     kill(before, Signal::STOP);
+    // Meanwhile a rotation cannot reach it and says so; one of another directory has nothing to say.
+    let rotate = |home: &Home| home.a2mcp(&["rotate"]);
+    std::thread::scope(|scope| {
+        let other = scope.spawn(|| rotate(&Home::bare()));
+        let output = rotate(&omp.home);
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        assert!(String::from_utf8_lossy(&output.stderr).contains(&omp.port.to_string()), "{output:?}");
+        let other = other.join().unwrap();
+        assert!(other.status.success(), "{other:?}");
+    });
     let told = omp.notice("did not answer for 15 s");
     assert!(told.contains("URL and sessions are unchanged"), "{told}");
     omp.next_sidecar(before);
