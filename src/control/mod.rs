@@ -198,6 +198,13 @@ pub struct Found {
     pub status: io::Result<status::Status>,
 }
 
+impl Found {
+    /// The port of its endpoint, which names the socket.
+    pub fn port(&self) -> Option<u16> {
+        self.socket.file_stem()?.to_str()?.split('-').next()?.parse().ok()
+    }
+}
+
 /// All sidecars of this user; sockets nobody listens on are removed.
 ///
 /// # Errors
