@@ -127,11 +127,10 @@ impl Core {
     fn attach(self: &Rc<Self>, exchange: &Rc<Exchange>, seat: Seat, prepared: &Prepared) {
         tracing::info!(call = exchange.key, "the same call came again: attached to the one that ran already");
         exchange.take_seat(seat);
-        self.attached.borrow_mut().insert(exchange.key.clone());
-        if let Some(outcome) = exchange.outcome() {
+        let is_first = self.attached.borrow_mut().insert(exchange.key.clone());
+        if is_first && let Some(outcome) = exchange.outcome() {
             // Said again, now with the mark.
-            exchange.replace_outcome(self.marked(&exchange.key, outcome));
-            exchange.take_seat(exchange.seat().again(self.next_epoch()));
+            self.replace_outcome(exchange, self.marked(&exchange.key, outcome));
         }
         let record = Record::attached(&exchange.key, &exchange.seat().sid, prepared.tool(), &prepared.args);
         let core = self.clone();
@@ -392,11 +391,20 @@ impl Core {
     fn sweep(&self) {
         let sweep = self.ledger.borrow_mut().sweep(now_ms());
         for call_id in &sweep.drop {
-            if let Some(exchange) = self.exchanges.borrow().get(call_id) {
-                exchange.replace_outcome(Outcome::Result(ToolResult::error(&dropped_text(call_id))));
+            let exchange = self.exchanges.borrow().get(call_id).cloned();
+            if let Some(exchange) = exchange {
+                let dropped = Outcome::Result(ToolResult::error(&dropped_text(call_id)));
+                self.replace_outcome(&exchange, dropped);
             }
         }
         self.forgotten(sweep.forget);
+    }
+
+    /// Another outcome in place of the one that nobody has read: it is the stream's response from now
+    /// on, and the old one's bytes are free.
+    fn replace_outcome(&self, exchange: &Exchange, outcome: Outcome) {
+        exchange.replace_outcome(outcome);
+        exchange.take_seat(exchange.seat().again(self.next_epoch()));
     }
 
     /// These calls are out of the ledger: their results go, here and at the shim.

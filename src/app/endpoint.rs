@@ -300,7 +300,7 @@ impl Core {
     /// A session is out of the table: everything that was only for it ends.
     pub(super) fn session_gone(&self, sid: &str) {
         self.session_ended(sid);
-        self.levels.borrow_mut().remove(sid);
+        self.forget_level(sid);
         let exchanges = self.exchanges.borrow();
         let relays = exchanges.values().filter(|exchange| !exchange.is_call && exchange.belongs_to(sid));
         let relays: Vec<String> = relays.map(|exchange| exchange.key.clone()).collect();

@@ -56,6 +56,11 @@ impl Subscriptions {
         false
     }
 
+    /// The host refused: nobody is subscribed.
+    pub(super) fn forget(&mut self, uri: &str) {
+        self.by_uri.remove(uri);
+    }
+
     /// A session has ended: the resources nobody is subscribed to any more.
     pub(super) fn remove_session(&mut self, sid: &str) -> Vec<String> {
         let uris: Vec<String> = self.by_uri.keys().cloned().collect();
@@ -75,17 +80,20 @@ impl Core {
         let streams = listeners.entry(sid.to_owned()).or_default();
         let known =
             position.and_then(|position| streams.iter().find(|stream| stream.name() == position.stream));
-        if let Some(stream) = known {
-            return stream.read(position);
-        }
-        let stream = Stream::new(format!("{PREFIX}{}", uuid::Uuid::new_v4()), self.next_epoch());
-        streams.retain(|stream| stream.is_read() || stream.has_events());
-        streams.push(stream.clone());
-        if streams.len() > MAX_STREAMS {
-            streams.remove(0).end();
-        }
+        let (stream, position) = match known {
+            Some(stream) => (stream.clone(), position),
+            None => {
+                let stream = Stream::new(format!("{PREFIX}{}", uuid::Uuid::new_v4()), self.next_epoch());
+                streams.retain(|stream| stream.is_read() || stream.has_events());
+                streams.push(stream.clone());
+                if streams.len() > MAX_STREAMS {
+                    streams.remove(0).end();
+                }
+                (stream, None)
+            }
+        };
         drop(listeners);
-        let reader = stream.read(None);
+        let reader = stream.read(position);
         for method in self.missed.borrow_mut().remove(sid).unwrap_or_default() {
             stream.push(Kind::Notification, vec![notification(&method)]);
         }

@@ -68,6 +68,7 @@ impl Core {
         params: Option<&str>,
     ) -> Rc<Exchange> {
         let key = uuid::Uuid::new_v4().to_string();
+        let subscribed = (method == "resources/subscribe").then(|| uri_of(params)).flatten();
         let (params, progress_token) = for_host(params, &key, &caller);
         let seat = Seat {
             sid: caller.sid,
@@ -93,6 +94,12 @@ impl Core {
                     Outcome::Cancelled
                 }
             };
+            if let Some(uri) = &subscribed
+                && !matches!(outcome, Outcome::Relayed(_))
+            {
+                // The next one who subscribes asks the host again.
+                core.subscriptions.borrow_mut().forget(uri);
+            }
             core.drop_questions_of(&running.key, "the request has ended");
             core.exchanges.borrow_mut().remove(&running.key);
             running.finish(outcome);
@@ -107,16 +114,29 @@ impl Core {
             .and_then(|params| string(params.get("level")?).and_then(|level| rank(&level)));
         let Some(level) = level else { return false };
         self.levels.borrow_mut().insert(sid.to_owned(), level);
-        let lowest = self.levels.borrow().values().min().copied().unwrap_or(level);
-        if self.host_capability("logging").is_some() && self.host_level.replace(Some(lowest)) != Some(lowest)
-        {
-            let link = self.link.clone();
-            self.tasks.spawn_local(async move {
-                let params = Bytes::from(format!(r#"{{"level":"{}"}}"#, LEVELS[lowest]));
-                let _ = link.request("logging/setLevel", vec![params]).await;
-            });
-        }
+        self.tell_host_level();
         true
+    }
+
+    /// A session has ended, and with it what it wanted to hear.
+    pub(super) fn forget_level(&self, sid: &str) {
+        if self.levels.borrow_mut().remove(sid).is_some() {
+            self.tell_host_level();
+        }
+    }
+
+    fn tell_host_level(&self) {
+        // Without any level the host goes on as it does.
+        let Some(lowest) = self.levels.borrow().values().min().copied() else { return };
+        if self.host_capability("logging").is_none() || self.host_level.replace(Some(lowest)) == Some(lowest)
+        {
+            return;
+        }
+        let link = self.link.clone();
+        self.tasks.spawn_local(async move {
+            let params = Bytes::from(format!(r#"{{"level":"{}"}}"#, LEVELS[lowest]));
+            let _ = link.request("logging/setLevel", vec![params]).await;
+        });
     }
 
     /// Whether a session wants messages of this level; without a level it wants all.
@@ -177,13 +197,12 @@ impl Core {
     /// Any other notification of the host.
     pub(super) fn relay_notification(&self, method: &str, params: &Bytes) {
         if method == "notifications/resources/updated" {
-            let uri = std::str::from_utf8(params)
-                .ok()
-                .and_then(RawObject::parse)
-                .and_then(|params| string(params.get("uri")?).map(std::borrow::Cow::into_owned));
+            let uri = uri_of(std::str::from_utf8(params).ok());
             let sids = uri.map(|uri| self.subscriptions.borrow().of(&uri)).unwrap_or_default();
             let payload = notification(method, &super::questions::without_ours(params));
             self.tell_sessions(&payload, |sid| sids.iter().any(|subscribed| subscribed == sid));
+        } else if method == "notifications/cancelled" {
+            self.host_cancels(params);
         } else if method.ends_with("/list_changed") {
             self.tell_list_changed(method);
         } else {
@@ -205,10 +224,7 @@ impl Core {
         method: &str,
         params: Option<&str>,
     ) -> Result<bool, &'static str> {
-        let uri = params
-            .and_then(RawObject::parse)
-            .and_then(|params| string(params.get("uri")?).map(std::borrow::Cow::into_owned));
-        let uri = uri.ok_or("uri is missing")?;
+        let uri = uri_of(params).ok_or("uri is missing")?;
         let mut subscriptions = self.subscriptions.borrow_mut();
         if method.ends_with("/unsubscribe") {
             Ok(subscriptions.remove(&uri, sid))
@@ -216,6 +232,11 @@ impl Core {
             subscriptions.add(&uri, sid)
         }
     }
+}
+
+fn uri_of(params: Option<&str>) -> Option<String> {
+    let params = RawObject::parse(params?)?;
+    string(params.get("uri")?).map(std::borrow::Cow::into_owned)
 }
 
 fn relay_error(message: &str) -> Outcome {

@@ -98,6 +98,8 @@ pub struct Entry {
     /// Size of the result that waits; `None` when it was dropped.
     bytes: Option<usize>,
     attachable: bool,
+    /// Its session has done something else since its caller left: only `Last-Event-ID` reaches it.
+    has_moved_on: bool,
 }
 
 /// A `tools/call` that asks to be admitted.
@@ -164,7 +166,7 @@ impl Ledger {
                 && orphan.sid == newcomer.sid
                 && now_ms > at_ms + MOVED_ON_MS
             {
-                orphan.attachable = false;
+                orphan.has_moved_on = true;
             }
         }
         if self.running >= MAX_CALLS {
@@ -182,6 +184,7 @@ impl Ledger {
             ended_ms: None,
             bytes: None,
             attachable: true,
+            has_moved_on: false,
         });
         Verdict::New
     }
@@ -202,7 +205,10 @@ impl Ledger {
             matches!(entry.caller, Caller::Left { .. })
                 && entry.ended_ms.is_none_or(|ended| now_ms <= ended + self.window_ms)
         };
-        let candidates = || same.iter().filter_map(|id| self.calls.get(id)).filter(|entry| entry.attachable);
+        let candidates = || {
+            let calls = same.iter().filter_map(|id| self.calls.get(id));
+            calls.filter(|entry| entry.attachable && !entry.has_moved_on)
+        };
         candidates()
             .find(is_resent)
             .or_else(|| {
@@ -251,6 +257,7 @@ impl Ledger {
             ended_ms: None,
             bytes: None,
             attachable: call.attachable,
+            has_moved_on: false,
         });
     }
 
@@ -286,6 +293,7 @@ impl Ledger {
         if let Some(entry) = self.calls.get_mut(call_id) {
             self.orphans -= usize::from(entry.is_orphan());
             entry.caller = caller;
+            entry.has_moved_on = false;
             self.orphans += usize::from(entry.is_orphan());
         }
     }

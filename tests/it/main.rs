@@ -24,3 +24,4 @@ mod refhost;
 mod schema;
 mod sessions;
 mod shim;
+mod streams;
