@@ -20,6 +20,7 @@ mod life;
 mod load;
 mod messages;
 mod operate;
+mod progress;
 mod refhost;
 mod schema;
 mod sessions;
