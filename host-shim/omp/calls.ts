@@ -125,14 +125,6 @@ export class Calls {
 		const call = this.#byToolCallId.get(toolCallId);
 		if (!call) return;
 		this.approvals.requested(toolCallId, { callId: call.callId, tool: call.tool });
-		const link = this.#around.link();
-		link?.notify("notifications/message", {
-			level: "notice",
-			logger: "a2mcp",
-			data: "awaiting approval",
-			_meta: { "a2mcp/call": { callId: call.callId } },
-		});
-		this.#tellProgress(call, "awaiting approval");
 	}
 
 	approvalResolved(toolCallId: string): void {

@@ -156,6 +156,7 @@ impl Core {
     async fn run_call(self: Rc<Self>, exchange: &Rc<Exchange>, caller: &Caller, prepared: Prepared) {
         let tool = prepared.tool().to_owned();
         let Prepared { call, args, .. } = prepared;
+        self.tell_if_stalled(exchange);
         self.audit.write(Record::start(&exchange.key, &caller.sid, &tool, &args)).await;
         let asked = tokio::select! {
             answer = self.ask_host(exchange, caller, call, &args) => answer,

@@ -165,6 +165,8 @@ pub async fn rotate(dir: &AgentDir, own: Option<&Rc<Core>>) -> Result<Rotated, C
                     .silent
                     .push(format!("the sidecar with pid {} on port {}", status.pid, status.port)),
             },
+            // Each sidecar of this directory has its state in it: another's.
+            Err(_) if found.port().is_some_and(|port| !dir.state_file(port).exists()) => {}
             // Whose it is cannot be known: better named than forgotten.
             Err(_) => rotated.silent.push(format!("the sidecar behind {socket}")),
         }

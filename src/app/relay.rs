@@ -184,13 +184,13 @@ impl Core {
     /// The operator is being asked: the caller's stream says so (contract 4.3).
     pub(super) fn tell_awaiting_approval(&self, call_id: &str) {
         let Some(exchange) = self.exchanges.borrow().get(call_id).cloned() else { return };
-        if !exchange.has_progress() {
-            exchange.tell_progress(0.0, "0", r#","message":"awaiting approval""#);
-        }
         if self.wants_level(&exchange.seat().sid, "notice") {
             let params = r#"{"level":"notice","logger":"a2mcp","data":"awaiting approval"}"#;
             exchange
                 .tell(vec![notification("notifications/message", &Bytes::from_static(params.as_bytes()))]);
+        }
+        if !exchange.has_progress() {
+            exchange.tell_progress(0.0, "0", r#","message":"awaiting approval""#);
         }
     }
 

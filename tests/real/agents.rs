@@ -5,6 +5,7 @@ use serde_json::json;
 use crate::model::Model;
 use crate::omp::{Home, Omp};
 use crate::support;
+use crate::support::http::Connection;
 
 fn announced(omp: &Omp) -> usize {
     omp.notices().iter().filter(|notice| notice.contains("are served at")).count()
@@ -79,4 +80,25 @@ fn real_sub_agents_find_the_bridge_and_do_not_end_it() {
     assert_eq!(announced(&omp), 1, "{:#?}", omp.notices());
     omp.close_stdin();
     omp.assert_all_gone();
+}
+
+/// A process that outlives its Main session, as under ACP: no bridge without one, a new one with the
+/// next, at the same URL.
+#[test]
+fn the_bridge_lives_as_long_as_the_main_session() {
+    let mut omp = Omp::start();
+    let port = omp.port;
+    omp.probe(&json!({"op": "main-ends"}));
+    support::eventually("the end of the bridge", || omp.home.sidecars().is_empty().then_some(()));
+    assert!(Connection::try_open(port).is_err());
+    omp.assert_alive();
+
+    omp.probe(&json!({"op": "main-comes"}));
+    omp.nth_line("the bridge was not announced again", 2, |line| {
+        line["message"].as_str().is_some_and(|text| text.contains("are served at"))
+    });
+    omp.until_announced();
+    assert_eq!(omp.port, port, "the URL is another one");
+    assert_eq!(omp.client().call_text("probe_odd", "{}"), "{}");
+    assert_eq!(announced(&omp), 2, "{:#?}", omp.notices());
 }

@@ -63,11 +63,10 @@ fn a_second_omp_uses_the_first_ones_tools() {
     server.home.assert_every_call_has_its_end();
 }
 
-/// The sidecar dies under a running call of omp's own client, which sends the call again on its own:
-/// it runs once, and its result arrives.
-#[test]
-fn a_call_of_a_second_omp_survives_the_sidecar_and_runs_once() {
-    let server = Omp::start();
+/// The sidecar dies under a running call of omp's own client, which comes back on its own: the call runs
+/// once, and its result arrives.
+fn survives_the_sidecar(config: &Value) {
+    let server = Omp::setup(Home::with_shim().config(config)).bridged();
     let home = Home::bare();
     connect(&home, &server);
     let client = Omp::setup(home).spawn();
@@ -96,6 +95,18 @@ fn a_call_of_a_second_omp_survives_the_sidecar_and_runs_once() {
     assert!(result.to_string().contains("finished"), "{result}");
     assert_eq!(std::fs::read_to_string(&log).unwrap(), "run\n", "it ran more than once");
     server.home.assert_every_call_has_its_end();
+}
+
+/// It got nothing yet: it sends the call again.
+#[test]
+fn a_call_that_waits_for_its_answer_survives_the_sidecar_and_runs_once() {
+    survives_the_sidecar(&json!({"streaming": "off"}));
+}
+
+/// It has a stream: it resumes it.
+#[test]
+fn a_call_on_a_stream_survives_the_sidecar_and_runs_once() {
+    survives_the_sidecar(&json!({"streamAfterMs": 0}));
 }
 
 /// A host whose own MCP list names its own bridge would list itself for ever: `denyMCPTools` is the

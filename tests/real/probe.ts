@@ -92,14 +92,27 @@ function registerTools(pi: ExtensionAPI): void {
 	});
 }
 
+/** Main while `main-ends` has taken it away. */
+let away: ReturnType<AgentRegistry["get"]>;
+
 async function obey(pi: ExtensionAPI, context: ExtensionContext, order: Order): Promise<unknown> {
-	const session = AgentRegistry.global().get(MAIN_AGENT_ID)?.session;
+	const registry = AgentRegistry.global();
+	const session = (registry.get(MAIN_AGENT_ID) ?? away)?.session;
 	if (!session) throw new Error("no Main session");
 	switch (order.op) {
 		case "names":
 			return session.getAllToolNames();
 		case "agents":
 			return { ...loads, agents: AgentRegistry.global().list().map(({ id, status }) => ({ id, status })) };
+		// The process lives on without its Main session, and gets another: what omp does under ACP.
+		case "main-ends":
+			away = registry.get(MAIN_AGENT_ID);
+			registry.unregister(MAIN_AGENT_ID);
+			return null;
+		case "main-comes":
+			registry.register({ ...away, session } as never);
+			await session.extensionRunner?.emit({ type: "session_start" });
+			return null;
 		case "catalogue":
 			return pi
 				.getAllTools()

@@ -73,7 +73,25 @@ pub(crate) fn kill(pid: u32, signal: Signal) {
     let _ = kill_process(Pid::from_raw(pid.cast_signed()).unwrap(), signal);
 }
 
+/// The children of `parent` that have ended and that it has not looked at.
+pub(crate) fn zombies_of(parent: u32) -> Vec<u32> {
+    let pids = std::fs::read_dir("/proc").unwrap().flatten();
+    let pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    pids.filter(|&pid| matches!(state(pid), Some((b'Z', of)) if of == parent)).collect()
+}
+
+/// The open descriptors of a process.
+pub(crate) fn descriptors(pid: u32) -> usize {
+    std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count()
+}
+
 fn is_zombie(pid: u32) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('Z') || rest.starts_with('X'))
+    state(pid).is_none_or(|(state, _)| matches!(state, b'Z' | b'X'))
+}
+
+/// Its state's letter and its parent. The name before them may hold anything.
+fn state(pid: u32) -> Option<(u8, u32)> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let mut fields = stat.rsplit_once(") ")?.1.split(' ');
+    Some((fields.next()?.bytes().next()?, fields.next()?.parse().ok()?))
 }

@@ -7,7 +7,7 @@ use rustix::process::Signal;
 use serde_json::json;
 
 use crate::omp::{Home, Omp};
-use crate::processes::kill;
+use crate::processes::{self, kill};
 use crate::support::eventually;
 
 fn count(omp: &Omp, part: &str) -> usize {
@@ -59,6 +59,8 @@ fn a_killed_sidecar_comes_back_with_url_sessions_and_calls() {
 fn a_sidecar_killed_while_it_is_written_to_harms_nobody() {
     let omp = Omp::start();
     let mut sidecar = omp.sidecar();
+    omp.client();
+    let descriptors = processes::descriptors(omp.pid());
     for round in 1..=4 {
         let mut client = omp.client();
         let id = format!("\"round {round}\"");
@@ -76,6 +78,10 @@ fn a_sidecar_killed_while_it_is_written_to_harms_nobody() {
     // The third death within ten seconds says that there is a pause from now on; a slow machine may
     // have spread them further.
     assert!(told.len() <= 4 && !told.is_empty(), "{told:#?}");
+    assert_eq!(processes::zombies_of(omp.pid()), Vec::<u32>::new());
+    eventually("the end of the descriptors of the dead", || {
+        (processes::descriptors(omp.pid()) <= descriptors + 1).then_some(())
+    });
     assert_eq!(omp.client().call_text("probe_odd", "{}"), "{}");
 }
 
@@ -84,6 +90,16 @@ fn a_hung_sidecar_is_replaced() {
     let omp = Omp::start();
     let before = omp.sidecar();
     kill(before, Signal::STOP);
+    // Meanwhile a rotation cannot reach it and says so; one of another directory has nothing to say.
+    let rotate = |home: &Home| home.a2mcp(&["rotate"]);
+    std::thread::scope(|scope| {
+        let other = scope.spawn(|| rotate(&Home::bare()));
+        let output = rotate(&omp.home);
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        assert!(String::from_utf8_lossy(&output.stderr).contains(&omp.port.to_string()), "{output:?}");
+        let other = other.join().unwrap();
+        assert!(other.status.success(), "{other:?}");
+    });
     let told = omp.notice("did not answer for 15 s");
     assert!(told.contains("URL and sessions are unchanged"), "{told}");
     omp.next_sidecar(before);

@@ -200,6 +200,48 @@ fn sixty_four_calls_at_once_each_get_their_own_answer() {
     }
 }
 
+/// What the operator sees of remote calls: one card each, never the same id twice.
+#[test]
+fn a_remote_call_is_drawn_in_the_host() {
+    let omp = shared();
+    let mut client = omp.client();
+    for round in 1..=2 {
+        assert_eq!(client.call_text("probe_odd", r#"{"drawn":true}"#), r#"{"drawn":true}"#);
+        let mut ids = Vec::new();
+        for n in 1..=round {
+            let started = omp.nth_line("no card", n, |line| {
+                line["type"] == "tool_execution_start" && line["args"] == json!({"drawn": true})
+            });
+            assert_eq!(started["toolName"], "probe_odd");
+            let ended = omp.line("no end of the card", |line| {
+                line["type"] == "tool_execution_end" && line["toolCallId"] == started["toolCallId"]
+            });
+            assert_eq!(ended["isError"], false, "{ended}");
+            ids.push(started["toolCallId"].to_string());
+        }
+        ids.dedup();
+        assert_eq!(ids.len(), round);
+    }
+}
+
+/// Whoever can look at processes or run commands does not learn the token by it.
+#[test]
+fn the_token_is_in_no_argument_and_no_environment() {
+    let omp = shared();
+    let token = omp.home.token();
+    let mut seen = 0;
+    for process in crate::processes::of(omp.home.path()) {
+        for file in ["cmdline", "environ"] {
+            let bytes = std::fs::read(format!("/proc/{}/{file}", process.pid)).unwrap_or_default();
+            assert!(!String::from_utf8_lossy(&bytes).contains(&token), "{file} of {process:?}");
+            seen += usize::from(!bytes.is_empty());
+        }
+    }
+    assert!(seen >= 4, "omp and the sidecar at least");
+    let text = omp.client().call_text("bash", r#"{"command":"env; set"}"#);
+    assert!(text.contains("HOME=") && !text.contains(&token), "{text}");
+}
+
 /// The host works for half a second on these; nobody else notices.
 #[test]
 fn thirty_megabytes_of_arguments_pass_and_ping_answers_meanwhile() {
