@@ -23,6 +23,7 @@ mod messages;
 mod operate;
 mod progress;
 mod refhost;
+mod relay;
 mod schema;
 mod sessions;
 mod shim;

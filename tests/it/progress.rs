@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::streams::{call_id, heard, say, streaming};
+use crate::streams::{call_id, hang_up, heard, say, streaming};
 use crate::support::http::Client;
 use crate::support::sse::{BOTH, Stream};
 use crate::support::{Host, eventually, result_of};
@@ -174,9 +174,7 @@ fn a_flooding_tool_costs_a_bounded_amount_and_its_result_arrives() {
     // Only progress, and nobody reads: what is left is the last word.
     let (stream, frame) = running(&host, &client, "2", "unread", Some("1"));
     let last_id = stream.last_id.clone();
-    let open = host.descriptors();
-    drop(stream);
-    eventually("the stream's end", || (host.descriptors() < open).then_some(()));
+    hang_up(&host, stream);
     for number in 0..10_000 {
         progress(&host, &frame, number);
     }
