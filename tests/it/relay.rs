@@ -413,6 +413,29 @@ fn a_caller_that_stays_away_does_not_hang_the_host() {
 }
 
 #[test]
+fn notifications_nobody_here_knows_go_to_their_call_or_to_who_listens() {
+    let host = streaming().start();
+    let (client, other) = (host.client(), host.client());
+    let mut server = other.listen();
+    let (mut stream, frame) = running(&host, &client, "1", "it");
+    let meta = json!({"a2mcp/call": {"callId": call_id(&frame)}, "theirs": 1});
+    host.notify("notifications/elicitation/complete", &json!({"elicitationId": "e", "_meta": meta}));
+    host.notify("notifications/of/tomorrow", &json!({"a": [1]}));
+    assert_eq!(
+        stream.message().unwrap(),
+        json!({"jsonrpc": "2.0", "method": "notifications/elicitation/complete",
+            "params": {"elicitationId": "e", "_meta": {"theirs": 1}}})
+    );
+    assert_eq!(
+        server.message().unwrap(),
+        json!({"jsonrpc": "2.0", "method": "notifications/of/tomorrow", "params": {"a": [1]}})
+    );
+    host.answer(&frame, &result_of("done", false));
+    assert_eq!(stream.rest().len(), 1);
+    assert!(server.is_silent_for(Duration::from_millis(50)));
+}
+
+#[test]
 fn changed_roots_are_told_to_the_host() {
     let host = declaring(json!({"tools": {}}));
     let client = Client::declaring(host.port, &host.token, ALL);

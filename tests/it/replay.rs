@@ -519,6 +519,28 @@ fn a_call_that_moved_to_another_session_is_found_there_by_the_next_sidecar() {
 }
 
 #[test]
+fn an_approval_outlives_the_sidecar_and_is_executed_once() {
+    let mut host = streaming().start();
+    let client = host.client();
+    let mut stream = client.ask_call("1", "hang", ARGUMENTS, Some("1")).stream();
+    let frame = host.call_frame("hang");
+    let state = json!({"main": true, "approvals": [{"callId": call_id(&frame), "tool": "hang"}]});
+    host.notify("bridge/state", &state);
+    assert_eq!(heard(&mut stream), "awaiting approval");
+    kill(&mut host);
+    let host = next(&host, &[in_flight(&host, &frame, "running")]);
+    host.notify("bridge/state", &state);
+    let mut stream = client.resume(&stream.last_id);
+    assert_eq!(heard(&mut stream), "awaiting approval", "whoever comes back learns it too");
+    assert_eq!(host.status()["calls"][0]["phase"], "awaiting approval");
+    host.notify("bridge/state", &json!({"main": true, "approvals": []}));
+    late_result(&host, &frame, "approved");
+    let response = stream.until(|message| message["id"] == 1);
+    assert_eq!(response["result"]["content"][0]["text"], "approved");
+    assert_eq!(host.count("tools/call"), 0);
+}
+
+#[test]
 fn calls_of_before_are_cancelled_by_their_call_id() {
     let mut host = streaming().start();
     let client = host.client();
