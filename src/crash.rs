@@ -81,16 +81,20 @@ mod armed {
     /// A writer that may die with half of a call's text written, or with all of it.
     pub(crate) struct Watched<T> {
         inner: T,
-        /// What a call's text contains and nothing else does, and its two points; `None`: neither is
-        /// wanted, and everything passes as it is.
+        /// `None`: neither half nor whole is wanted, and everything passes as it is.
         watches: Option<Watch>,
-        /// The whole of it is on its way; when nothing more of it waits, the time has come.
-        ends_with_this: bool,
+        /// Its text has begun; the time has come when its end is written too.
+        awaits_end: bool,
+        /// The last bytes that were written since then.
+        tail: Vec<u8>,
     }
 
     #[derive(Clone, Copy)]
     struct Watch {
+        /// What a call's text contains and nothing else does.
         mark: &'static [u8],
+        /// How it may end: as JSON, as the last event in a chunk of its own, or with the last chunk.
+        ends: &'static [&'static [u8]],
         half: &'static str,
         whole: &'static str,
     }
@@ -98,16 +102,35 @@ mod armed {
     impl<T> Watched<T> {
         pub(super) fn new(inner: T, carries: Carries) -> Self {
             let watch = match carries {
-                Carries::Frames => {
-                    Watch { mark: br#""method":"tools/call""#, half: "frame-half", whole: "frame-whole" }
-                }
-                Carries::Responses => {
-                    Watch { mark: br#""result":{"content":["#, half: "response-half", whole: "response-whole" }
-                }
+                Carries::Frames => Watch {
+                    mark: br#""method":"tools/call""#,
+                    ends: &[b"}"],
+                    half: "frame-half",
+                    whole: "frame-whole",
+                },
+                Carries::Responses => Watch {
+                    mark: br#"{"content":["#,
+                    ends: &[b"}}", b"\n\n\r\n", b"\r\n0\r\n\r\n"],
+                    half: "response-half",
+                    whole: "response-whole",
+                },
             };
             let is_wanted =
                 armed().is_some_and(|(point, _)| [watch.half, watch.whole].contains(&point.as_str()));
-            Self { inner, watches: is_wanted.then_some(watch), ends_with_this: false }
+            Self { inner, watches: is_wanted.then_some(watch), awaits_end: false, tail: Vec::new() }
+        }
+    }
+
+    impl<T> Watched<T> {
+        /// Dies when that was the end. Ends are looked for at the ends of writes: a text that only
+        /// contains one goes on in the same write.
+        fn has_written(&mut self, bytes: &[u8]) {
+            self.tail.extend_from_slice(bytes);
+            self.tail.drain(..self.tail.len().saturating_sub(8));
+            let ends = self.watches.map_or(&[][..], |watch| watch.ends);
+            if ends.iter().any(|end| self.tail.ends_with(end)) {
+                die();
+            }
         }
     }
 
@@ -126,14 +149,18 @@ mod armed {
                 if dies {
                     wanted = &bytes[..found + (bytes.len() - found) / 2];
                 }
-                self.ends_with_this |= is_now(watch.whole);
+                self.awaits_end |= is_now(watch.whole);
             }
             let written = Pin::new(&mut self.inner).poll_write(cx, wanted);
-            match &written {
-                Poll::Ready(Ok(_)) if dies => die(),
-                Poll::Ready(Ok(count)) if self.ends_with_this && *count == bytes.len() => die(),
-                _ => written,
+            if let Poll::Ready(Ok(count)) = written {
+                if dies {
+                    die();
+                }
+                if self.awaits_end {
+                    self.has_written(&bytes[..count]);
+                }
             }
+            written
         }
 
         fn poll_write_vectored(
