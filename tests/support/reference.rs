@@ -105,10 +105,9 @@ impl Host {
 
     /// Its first sidecar dies at a crash point of its first call; the ones after it do not.
     pub fn crashing_at(point: &str, config: &str) -> Self {
-        assert!(
-            cfg!(debug_assertions),
-            "a release build has no crash points: run this test without --release"
-        );
+        if !cfg!(debug_assertions) {
+            panic!("a release build has no crash points: run this test without --release");
+        }
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("a2mcp.json"), config).unwrap();
         let script = dir.path().join("sidecar.sh");
