@@ -157,6 +157,7 @@ impl Core {
     async fn run_call(self: Rc<Self>, exchange: &Rc<Exchange>, caller: &Caller, prepared: Prepared) {
         let tool = prepared.tool().to_owned();
         let Prepared { call, args, .. } = prepared;
+        self.tell_if_stalled(exchange);
         crash::at("before-audit-start");
         self.audit.write(Record::start(&exchange.key, &caller.sid, &tool, &args)).await;
         crash::at("after-audit-start");

@@ -255,6 +255,7 @@ async fn serve(
     tokio::task::spawn_local(core.clone().keep_catalogue());
     tokio::task::spawn_local(core.clone().keep_state());
     tokio::task::spawn_local(core.clone().keep_ledger());
+    tokio::task::spawn_local(core.clone().watch_host());
     let code = core.clone().until_the_end(owner, server).await;
     drop(control);
     code

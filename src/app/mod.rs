@@ -5,7 +5,8 @@
 //! method the host offers, both as an [`exchange`] with a resumable stream ([`streams`]);
 //! [`reply`] chooses between JSON and stream;
 //! [`listeners`] holds the sessions' server streams, [`questions`] what the host asks callers;
-//! [`peer`] takes what the shim sends unasked; [`operate`] does what the operator asks for; [`bind`]
+//! [`stall`] tells callers of a host that
+//! does not respond; [`peer`] takes what the shim sends unasked; [`operate`] does what the operator asks for; [`bind`]
 //! finds the port; [`log`] owns stderr.
 //!
 //! Everything runs on one thread, so the core's parts sit in `RefCell`s and are borrowed for the
@@ -23,6 +24,7 @@ mod peer;
 mod questions;
 mod relay;
 mod reply;
+mod stall;
 pub mod streams;
 
 use std::cell::{Cell, RefCell};

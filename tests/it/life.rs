@@ -13,6 +13,7 @@ use a2mcp::process::Identity;
 use rustix::process::Signal;
 use serde_json::Value;
 
+use crate::streams::heard;
 use crate::support::http::{Connection, INITIALIZE};
 use crate::support::{Answer, Host, Setup, cli, eventually, result_of, within};
 
@@ -634,6 +635,7 @@ fn a_stalled_host_shows_and_nothing_is_lost() {
     let mut dispatched = host.client();
     dispatched.start_call("1", "hang", "{}");
     let frame = host.call_frame("hang");
+    let before = dispatched.ask_call("7", "hang", r#"{"n":1}"#, None).stream();
     host.fall_silent();
     let readyz = || Connection::open(host.port).request("GET", "/readyz", &[], b"");
     within(Duration::from_secs(15), "the stall showing", || (readyz().status == 503).then_some(()));
@@ -643,6 +645,11 @@ fn a_stalled_host_shows_and_nothing_is_lost() {
     let mut client = host.client();
     assert!(client.rpc("ping", "{}")["result"].is_object());
     assert!(client.rpc("tools/list", "{}")["result"]["tools"].is_array());
+    // Those that take a stream are told, whether they came before or after.
+    let mut streams = [before, client.ask_call("8", "hang", r#"{"n":2}"#, None).stream()];
+    for stream in &mut streams {
+        assert_eq!(heard(stream), "the host does not respond; the call waits for it");
+    }
     let mut late = client.again();
     late.start_call("2", "echo", "{}");
     let late_frame = host.call_frame("echo");
@@ -660,6 +667,9 @@ fn a_stalled_host_shows_and_nothing_is_lost() {
         host.answer(&serde_json::from_str(ping).unwrap(), "{}");
     }
     eventually("recovery", || (readyz().status == 200).then_some(()));
+    for stream in &mut streams {
+        assert_eq!(heard(stream), "the host responds again");
+    }
     host.answer(&frame, EMPTY);
     host.answer(&late_frame, EMPTY);
     assert!(dispatched.read().json()["result"]["isError"] == false);

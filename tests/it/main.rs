@@ -14,6 +14,7 @@ mod support;
 
 mod audit;
 mod calls;
+mod cancel;
 mod catalogue;
 mod endpoint;
 mod frames;
@@ -25,6 +26,7 @@ mod messages;
 mod operate;
 mod progress;
 mod refhost;
+mod relay;
 mod schema;
 mod sessions;
 mod shim;

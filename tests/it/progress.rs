@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::streams::{call_id, heard, say, streaming};
+use crate::streams::{call_id, hang_up, heard, say, streaming};
 use crate::support::http::Client;
 use crate::support::sse::{BOTH, Stream};
 use crate::support::{Host, eventually, result_of};
@@ -174,9 +174,7 @@ fn a_flooding_tool_costs_a_bounded_amount_and_its_result_arrives() {
     // Only progress, and nobody reads: what is left is the last word.
     let (stream, frame) = running(&host, &client, "2", "unread", Some("1"));
     let last_id = stream.last_id.clone();
-    let open = host.descriptors();
-    drop(stream);
-    eventually("the stream's end", || (host.descriptors() < open).then_some(()));
+    hang_up(&host, stream);
     for number in 0..10_000 {
         progress(&host, &frame, number);
     }
@@ -198,7 +196,6 @@ fn a_caller_that_stops_reading_costs_a_bounded_buffer_and_loses_no_result() {
     let host = streaming().start();
     let client = host.client();
     let mut slow = client.again();
-    rustix::net::sockopt::set_socket_recv_buffer_size(slow.connection.socket(), 4096).unwrap();
     let call = r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"hang","arguments":{"who":"slow"},"_meta":{"progressToken":1}}}"#;
     slow.send("POST", &[BOTH], call.as_bytes());
     let frame = host.call_with("who", "slow");
@@ -219,7 +216,6 @@ fn a_caller_that_stops_reading_costs_a_bounded_buffer_and_loses_no_result() {
     host.answer(&frame, &result_of("done", false));
 
     // It reads on: some of the messages, the last ones among them, and the result.
-    rustix::net::sockopt::set_socket_recv_buffer_size(slow.connection.socket(), 1 << 20).unwrap();
     let mut stream = crate::support::sse::Asked { connection: slow.connection }.stream();
     stream.priming();
     let last_id = stream.last_id.clone();
@@ -294,12 +290,12 @@ fn an_approval_that_is_awaited_is_told_at_once() {
     let approvals = [approval(&withs), approval(&withouts), approval(&quiets)];
     let begun = Instant::now();
     host.notify("bridge/state", &json!({"main": true, "approvals": approvals}));
-    let told = with.notification("notifications/progress");
-    assert_eq!(told["params"]["progressToken"], "p");
-    assert_eq!(told["params"]["message"], "awaiting approval");
     for stream in [&mut with, &mut without] {
         assert_eq!(heard(stream), "awaiting approval");
     }
+    let told = with.notification("notifications/progress");
+    assert_eq!(told["params"]["progressToken"], "p");
+    assert_eq!(told["params"]["message"], "awaiting approval");
     assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
     let waiting = host.status()["calls"].to_string();
     assert_eq!(waiting.matches("awaiting approval").count(), 3, "{waiting}");

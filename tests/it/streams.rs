@@ -25,6 +25,13 @@ pub(crate) fn say(host: &Host, frame: &Value, data: impl Into<Value>) {
     host.notify("notifications/message", &json!({"level": "info", "data": data, "_meta": meta}));
 }
 
+/// Closes a connection and waits until the sidecar has seen it.
+pub(crate) fn hang_up(host: &Host, connection: impl Sized) {
+    let open = host.descriptors();
+    drop(connection);
+    eventually("the connection's end", || (host.descriptors() < open).then_some(()));
+}
+
 /// The data of the next log message.
 pub(crate) fn heard(stream: &mut Stream) -> Value {
     stream.notification("notifications/message")["params"]["data"].clone()
@@ -257,9 +264,7 @@ fn a_change_nobody_listened_to_is_told_at_the_next_chance() {
     stream.notification("notifications/tools/list_changed");
     assert!(stream.is_silent_for(Duration::from_millis(100)), "two changes are one message");
     let last_id = stream.last_id.clone();
-    let open = host.descriptors();
-    drop(stream);
-    eventually("the stream's end", || (host.descriptors() < open).then_some(()));
+    hang_up(&host, stream);
     // The same for a stream that is resumed instead of opened anew.
     host.set_tools(&new("c"));
     listed("c");
