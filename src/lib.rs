@@ -34,6 +34,7 @@
 //! | [`refhost`] | the host's side of the frames in Rust: supervises a sidecar, offers demo tools | share state with the sidecar |
 //! | [`state`] | the state file and the remembered port | decide what to keep |
 //! | [`process`] | spawning, identity (pid and start time), death signals; the only spawner | know what it spawns |
+//! | `crash` | points where the tests let a debug build die | exist in a release build |
 //! | [`text`] | making foreign text safe for terminals and logs | – |
 //!
 //! Layers point down only: `main → cli → app → {http, control, host, audit} → {mcp, ledger, frame,
@@ -45,6 +46,7 @@ pub mod audit;
 pub mod cli;
 pub mod config;
 pub mod control;
+mod crash;
 pub mod frame;
 pub mod host;
 pub mod http;

@@ -14,6 +14,7 @@ use super::exchange::{Cancel, Exchange, Outcome, Seat};
 use super::streams::Stream;
 use super::{Core, now_ms};
 use crate::audit::{Args, Outcome as AuditOutcome, Record};
+use crate::crash;
 use crate::frame::messages::{InFlight, InFlightState};
 use crate::frame::raw::{RawObject, quote};
 use crate::host::LinkError;
@@ -157,7 +158,9 @@ impl Core {
         let tool = prepared.tool().to_owned();
         let Prepared { call, args, .. } = prepared;
         self.tell_if_stalled(exchange);
+        crash::at("before-audit-start");
         self.audit.write(Record::start(&exchange.key, &caller.sid, &tool, &args)).await;
+        crash::at("after-audit-start");
         let asked = tokio::select! {
             answer = self.ask_host(exchange, caller, call, &args) => answer,
             () = exchange.cancelled.cancelled() => Err(Unanswered::Cancelled),
@@ -202,6 +205,7 @@ impl Core {
         };
         if !on_record {
             self.audit.write(record).await;
+            crash::at("done-written");
         }
         let outcome =
             if self.attached.borrow().contains(call_id) { self.marked(call_id, outcome) } else { outcome };
@@ -264,6 +268,7 @@ impl Core {
         dispatched.reason = Some(exchange);
         let answer = self.link.request_with_id(id, "tools/call", params).await;
         dispatched.reason = None;
+        crash::at("result-read");
         match answer.map(crate::host::Answer::into_result) {
             Ok(Ok(result)) => Ok(super::beside(result.len(), move || ToolResult::from_host(result)).await),
             Ok(Err(error)) => Ok(ToolResult::error(&error.message)),

@@ -4,7 +4,8 @@
 //! `messages` (JSON-RPC shapes, ids, byte fidelity), `sessions`, `catalogue`, `calls`, `frames`
 //! (hostile ones), `life` (start, stop, death, ports), `audit`, `operate` (the command line), `load`
 //! (limits and crowds), `schema` (the fixtures of `ipc-schema/`), `shim` (the Rust shim against a
-//! scripted sidecar), `refhost` (the reference host and `a2mcp demo` as processes).
+//! scripted sidecar), `kills` and `kill_loop` (the sidecar dies at the worst moments: one execution, one
+//! result), `refhost` (the reference host and `a2mcp demo` as processes).
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -17,6 +18,8 @@ mod cancel;
 mod catalogue;
 mod endpoint;
 mod frames;
+mod kill_loop;
+mod kills;
 mod life;
 mod load;
 mod messages;

@@ -123,6 +123,12 @@ impl Connection {
         Ok(reply)
     }
 
+    pub fn read_exactly(&mut self, length: usize) -> std::io::Result<Vec<u8>> {
+        let mut bytes = vec![0; length];
+        self.stream.read_exact(&mut bytes)?;
+        Ok(bytes)
+    }
+
     /// One chunk of a chunked body; `None` at its end.
     pub fn read_chunk(&mut self) -> std::io::Result<Option<Vec<u8>>> {
         let mut line = String::new();

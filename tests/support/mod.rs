@@ -5,9 +5,11 @@
 
 #![allow(dead_code, clippy::unwrap_used, missing_docs, unreachable_pub)]
 
+pub mod caller;
 pub mod fixtures;
 pub mod http;
 pub mod proxy;
+pub mod reference;
 pub mod sse;
 
 use std::collections::HashMap;

@@ -47,7 +47,7 @@ impl Asked {
         let head = self.connection.read_head().expect("a reply comes");
         assert_eq!(head.status, 200);
         assert_eq!(head.header("content-type"), Some("text/event-stream"), "{head:?}");
-        Stream { connection: self.connection, head, text: String::new(), last_id: String::new() }
+        Stream::of(self.connection, head)
     }
 
     /// Whether no byte comes for `limit`.
@@ -75,6 +75,11 @@ pub struct Stream {
 }
 
 impl Stream {
+    /// What follows a reply's head on its connection.
+    pub fn of(connection: Connection, head: Reply) -> Self {
+        Self { connection, head, text: String::new(), last_id: String::new() }
+    }
+
     /// The next event or comment; `None` at the orderly end.
     ///
     /// # Errors
