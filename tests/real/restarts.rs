@@ -113,7 +113,7 @@ fn many_kills_leave_the_host_as_it_was() {
     eventually("the end of the descriptors of the dead", || (measure().1 <= warm.1 + 1).then_some(()));
     let resident = measure().0;
     assert!(resident <= warm.0 + SWING, "from {} after {WARM} kills to {resident} after {cycles}", warm.0);
-    println!(
+    eprintln!(
         "{cycles} kills: {} MiB -> {} MiB, {} -> {} descriptors",
         warm.0 >> 20,
         resident >> 20,
