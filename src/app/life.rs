@@ -252,6 +252,7 @@ async fn serve(
     for warning in warnings {
         core.notify(Level::Warning, format!("a2mcp: {warning}"));
     }
+    core.restore_wants();
     tokio::task::spawn_local(core.clone().keep_catalogue());
     tokio::task::spawn_local(core.clone().keep_state());
     tokio::task::spawn_local(core.clone().keep_ledger());

@@ -1,6 +1,6 @@
 //! Requests and notifications of callers that the sidecar does not know, passed to a host that declared
-//! them (contract 17, "any other MCP request or notification the features name"), and the few that it
-//! must know because they are per session: log levels, subscriptions.
+//! them (contract 17, "any other MCP request or notification the features name"), and what such a host
+//! says on its own. What the sidecar must know of it because it is per session is in [`super::wants`].
 
 use std::rc::Rc;
 
@@ -14,14 +14,6 @@ use crate::frame::raw::{RawObject, key_is, quote, string};
 use crate::host::{Answer, LinkError};
 use crate::mcp::call::ToolResult;
 
-/// The levels of `logging/setLevel`, least severe first (RFC 5424).
-const LEVELS: [&str; 8] = ["debug", "info", "notice", "warning", "error", "critical", "alert", "emergency"];
-
-/// A level's rank; `None` for what is none.
-fn rank(level: &str) -> Option<usize> {
-    LEVELS.iter().position(|known| *known == level)
-}
-
 impl Core {
     /// Whether the host declared the capability that a method's first word names.
     pub(super) fn host_offers(&self, method: &str) -> bool {
@@ -34,7 +26,7 @@ impl Core {
         self.host_capability(capability).is_some()
     }
 
-    fn host_capability(&self, name: &str) -> Option<&str> {
+    pub(super) fn host_capability(&self, name: &str) -> Option<&str> {
         let capabilities = RawObject::parse(self.hello.capabilities.as_ref()?.get())?;
         capabilities.get(name).map(|value| value.get()).filter(|value| value.starts_with('{'))
     }
@@ -98,51 +90,13 @@ impl Core {
                 && !matches!(outcome, Outcome::Relayed(_))
             {
                 // The next one who subscribes asks the host again.
-                core.subscriptions.borrow_mut().forget(uri);
+                core.subscription_refused(uri);
             }
             core.drop_questions_of(&running.key, "the request has ended");
             core.exchanges.borrow_mut().remove(&running.key);
             running.finish(outcome);
         });
         exchange
-    }
-
-    /// `logging/setLevel`: kept per session; the host, if it logs, hears the lowest.
-    pub(super) fn set_level(&self, sid: &str, params: Option<&str>) -> bool {
-        let level = params
-            .and_then(RawObject::parse)
-            .and_then(|params| string(params.get("level")?).and_then(|level| rank(&level)));
-        let Some(level) = level else { return false };
-        self.levels.borrow_mut().insert(sid.to_owned(), level);
-        self.tell_host_level();
-        true
-    }
-
-    /// A session has ended, and with it what it wanted to hear.
-    pub(super) fn forget_level(&self, sid: &str) {
-        if self.levels.borrow_mut().remove(sid).is_some() {
-            self.tell_host_level();
-        }
-    }
-
-    fn tell_host_level(&self) {
-        // Without any level the host goes on as it does.
-        let Some(lowest) = self.levels.borrow().values().min().copied() else { return };
-        if self.host_capability("logging").is_none() || self.host_level.replace(Some(lowest)) == Some(lowest)
-        {
-            return;
-        }
-        let link = self.link.clone();
-        self.tasks.spawn_local(async move {
-            let params = Bytes::from(format!(r#"{{"level":"{}"}}"#, LEVELS[lowest]));
-            let _ = link.request("logging/setLevel", vec![params]).await;
-        });
-    }
-
-    /// Whether a session wants messages of this level; without a level it wants all.
-    pub(super) fn wants_level(&self, sid: &str, level: &str) -> bool {
-        let wanted = self.levels.borrow().get(sid).copied().unwrap_or_default();
-        rank(level).is_none_or(|level| level >= wanted)
     }
 
     /// A log message of the host: onto its call's stream, else to every session that listens.
@@ -198,7 +152,7 @@ impl Core {
     pub(super) fn relay_notification(&self, method: &str, params: &Bytes) {
         if method == "notifications/resources/updated" {
             let uri = uri_of(std::str::from_utf8(params).ok());
-            let sids = uri.map(|uri| self.subscriptions.borrow().of(&uri)).unwrap_or_default();
+            let sids = uri.map(|uri| self.subscribers(&uri)).unwrap_or_default();
             let payload = notification(method, &super::questions::without_ours(params));
             self.tell_sessions(&payload, |sid| sids.iter().any(|subscribed| subscribed == sid));
         } else if method == "notifications/cancelled" {
@@ -213,28 +167,9 @@ impl Core {
             }
         }
     }
-
-    /// `resources/subscribe` and `unsubscribe` are counted here; the host hears the first and the last.
-    ///
-    /// # Errors
-    /// What is wrong with the parameters, for the caller.
-    pub(super) fn subscribe(
-        &self,
-        sid: &str,
-        method: &str,
-        params: Option<&str>,
-    ) -> Result<bool, &'static str> {
-        let uri = uri_of(params).ok_or("uri is missing")?;
-        let mut subscriptions = self.subscriptions.borrow_mut();
-        if method.ends_with("/unsubscribe") {
-            Ok(subscriptions.remove(&uri, sid))
-        } else {
-            subscriptions.add(&uri, sid)
-        }
-    }
 }
 
-fn uri_of(params: Option<&str>) -> Option<String> {
+pub(super) fn uri_of(params: Option<&str>) -> Option<String> {
     let params = RawObject::parse(params?)?;
     string(params.get("uri")?).map(std::borrow::Cow::into_owned)
 }

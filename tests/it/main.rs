@@ -27,6 +27,7 @@ mod operate;
 mod progress;
 mod refhost;
 mod relay;
+mod replay;
 mod schema;
 mod sessions;
 mod shim;

@@ -205,6 +205,40 @@ fn subscriptions_are_counted_and_updates_go_to_subscribers() {
 }
 
 #[test]
+fn what_sessions_want_to_hear_outlives_the_sidecar() {
+    let capabilities =
+        json!({"capabilities": {"tools": {}, "logging": {}, "resources": {"subscribe": true}}});
+    let mut host = streaming().hello(capabilities.clone()).start();
+    let (client, other) = (host.client(), host.client());
+    let mut subscriber = client.again();
+    subscriber.send("POST", &[], request("1", "resources/subscribe", r#"{"uri":"a:b"}"#).as_bytes());
+    host.answer(&asked(&host, "resources/subscribe"), "{}");
+    assert_eq!(subscriber.read().status, 200);
+    other.again().rpc("logging/setLevel", r#"{"level":"error"}"#);
+    host.child.kill().unwrap();
+    host.child.wait().unwrap();
+
+    let mut hello = capabilities;
+    hello["resume"] = json!({"port": host.port});
+    let host = Setup::default().in_dir_of(&host).hello(hello).start();
+    assert_eq!(asked(&host, "resources/subscribe")["params"]["uri"], "a:b", "it may be another host");
+    assert_eq!(asked(&host, "logging/setLevel")["params"]["level"], "error");
+    let (mut stream, mut others) = (client.listen(), other.listen());
+    for level in ["info", "error"] {
+        host.notify("notifications/message", &json!({"level": level, "data": level}));
+    }
+    host.notify("notifications/resources/updated", &json!({"uri": "a:b"}));
+    let heard: Vec<Value> = (0..3).map(|_| stream.message().unwrap()["method"].clone()).collect();
+    assert_eq!(heard[2], "notifications/resources/updated");
+    assert_eq!(others.message().unwrap()["params"]["data"], "error");
+    assert!(others.is_silent_for(Duration::from_millis(50)));
+    // Nobody can fill the bridge with what he wants.
+    let long = format!(r#"{{"uri":"{}"}}"#, "x".repeat(100_000));
+    let refused = other.again().rpc("resources/subscribe", &long);
+    assert_eq!(refused["error"], json!({"code": -32602, "message": "too many subscriptions"}));
+}
+
+#[test]
 fn a_question_reaches_the_calls_caller_and_its_answer_the_host() {
     let host = Setup::default().config(r#"{"streamAfterMs":60000}"#).start();
     let client = Client::declaring(host.port, &host.token, ALL);
@@ -410,6 +444,29 @@ fn a_caller_that_stays_away_does_not_hang_the_host() {
     };
     assert!(answer["error"]["message"].as_str().unwrap().contains("went away"), "{answer}");
     assert!(begun.elapsed() > Duration::from_secs(25), "{:?}", begun.elapsed());
+}
+
+#[test]
+fn notifications_nobody_here_knows_go_to_their_call_or_to_who_listens() {
+    let host = streaming().start();
+    let (client, other) = (host.client(), host.client());
+    let mut server = other.listen();
+    let (mut stream, frame) = running(&host, &client, "1", "it");
+    let meta = json!({"a2mcp/call": {"callId": call_id(&frame)}, "theirs": 1});
+    host.notify("notifications/elicitation/complete", &json!({"elicitationId": "e", "_meta": meta}));
+    host.notify("notifications/of/tomorrow", &json!({"a": [1]}));
+    assert_eq!(
+        stream.message().unwrap(),
+        json!({"jsonrpc": "2.0", "method": "notifications/elicitation/complete",
+            "params": {"elicitationId": "e", "_meta": {"theirs": 1}}})
+    );
+    assert_eq!(
+        server.message().unwrap(),
+        json!({"jsonrpc": "2.0", "method": "notifications/of/tomorrow", "params": {"a": [1]}})
+    );
+    host.answer(&frame, &result_of("done", false));
+    assert_eq!(stream.rest().len(), 1);
+    assert!(server.is_silent_for(Duration::from_millis(50)));
 }
 
 #[test]

@@ -447,6 +447,74 @@ fn a_silent_stream_says_that_it_lives() {
 }
 
 #[test]
+fn a_session_with_a_stream_outlives_idle_ones_but_not_sessions_with_calls() {
+    let host = streaming().start();
+    let (listening, idle) = (host.client(), host.client());
+    let mut stream = listening.listen();
+    let mut others: Vec<Client> = (0..62).map(|_| host.client()).collect();
+    // Full now. The first newcomer takes the place of the oldest idle session, not of the oldest.
+    others.push(host.client());
+    assert_eq!(idle.again().post(r#"{"jsonrpc":"2.0","id":1,"method":"ping"}"#).status, 404);
+    host.notify("notifications/message", &json!({"level": "info", "data": "still here"}));
+    assert_eq!(heard(&mut stream), "still here");
+    // When every other session has a call, the one with a stream goes, and its stream ends.
+    let calls: Vec<Stream> = others
+        .iter()
+        .map(|client| {
+            let mut call = client.ask_call("1", "hang", "{}", None).stream();
+            call.priming();
+            call
+        })
+        .collect();
+    let mut newcomer = host.client();
+    newcomer.rpc("ping", "{}");
+    assert_eq!(stream.next(), None);
+    assert_eq!(listening.again().post(r#"{"jsonrpc":"2.0","id":1,"method":"ping"}"#).status, 404);
+    drop(calls);
+}
+
+#[test]
+fn another_token_ends_the_streams_of_the_old_one() {
+    let host = streaming().start();
+    let client = host.client();
+    let mut server = client.listen();
+    let mut call = client.ask_call("1", "hang", "{}", None).stream();
+    call.priming();
+    let frame = host.call_frame("hang");
+    assert_eq!(host.cli(&["rotate"]).0, 0);
+    assert_eq!(server.next(), None);
+    assert_eq!(call.next(), None);
+    let cancelled = host.frame(|frame| frame["method"] == "notifications/cancelled");
+    assert_eq!(cancelled["params"]["requestId"], frame["id"]);
+    assert_eq!(client.get(Some(&call.last_id)).reply().status, 401);
+}
+
+#[test]
+fn a_stop_lets_streams_have_their_results_and_then_ends_them() {
+    let mut host = streaming().start();
+    let client = host.client();
+    let mut server = client.listen();
+    let (mut quick, mut slow) = (
+        client.ask_call("1", "hang", r#"{"n":1}"#, None).stream(),
+        client.ask_call("2", "hang", r#"{"n":2}"#, None).stream(),
+    );
+    let quick_frame = host.call_with("n", 1);
+    host.call_with("n", 2);
+    host.send(r#"{"jsonrpc":"2.0","id":"stop","method":"bridge/stop","params":{"graceMs":1500}}"#);
+    eventually("the endpoint closed", || {
+        crate::support::http::Connection::try_open(host.port).is_err().then_some(())
+    });
+    host.answer(&quick_frame, &result_of("in time", false));
+    assert_eq!(text(&quick.message().unwrap()), "in time");
+    assert_eq!(quick.next(), None);
+    let stopped = slow.message().unwrap();
+    assert_eq!((text(&stopped), &stopped["result"]["isError"]), ("the bridge is stopping", &json!(true)));
+    assert_eq!(slow.next(), None);
+    assert_eq!(server.next(), None, "it ends in order");
+    assert_eq!(host.ends_within(Duration::from_secs(5)), Some(0));
+}
+
+#[test]
 fn an_idle_server_stream_costs_little() {
     let host = Host::start();
     let clients: Vec<Client> = (0..50).map(|_| host.client()).collect();

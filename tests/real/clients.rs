@@ -150,7 +150,7 @@ impl Demo {
 fn sdk(bridge: &Bridge<'_>, name: &str) -> Command {
     let of = |path: &str| crate::parts::root().join("tests/clients").join(path);
     let (program, script): (PathBuf, Option<PathBuf>) = match name {
-        "ts-sdk-v1" => (crate::parts::program("node"), Some(of("ts-sdk-v1/client.mjs"))),
+        "ts-sdk-v1" | "ts-sdk-v2" => (crate::parts::program("node"), Some(of(&format!("{name}/client.mjs")))),
         "rmcp" => (crate::parts::installed("rmcp/debug/rmcp-client"), None),
         python => (
             crate::parts::installed(&format!("{python}/bin/python")),
@@ -211,6 +211,16 @@ fn ts_sdk_v1_with_omp() {
 #[test]
 fn ts_sdk_v1_with_the_demo() {
     check_sdk(&demo(), "ts-sdk-v1");
+}
+
+#[test]
+fn ts_sdk_v2_with_omp() {
+    check_sdk(&omp(), "ts-sdk-v2");
+}
+
+#[test]
+fn ts_sdk_v2_with_the_demo() {
+    check_sdk(&demo(), "ts-sdk-v2");
 }
 
 /// It probes `server/discover` first, which nobody here knows.

@@ -195,7 +195,10 @@ impl Call<'_> {
                 content(json!([text("Reconnection test completed successfully.")]))
             }
             "json_schema_2020_12_tool" => content(json!([text(arguments.to_string())])),
-            "hang" => return None,
+            "hang" => {
+                self.progress(json!({"progress": 1}));
+                return None;
+            }
             "silent" => {
                 std::thread::sleep(Duration::from_secs_f64(arguments["seconds"].as_f64().unwrap_or_default()));
                 content(json!([text("done")]))
