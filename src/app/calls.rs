@@ -282,7 +282,16 @@ impl Core {
         let exchanges = self.exchanges.borrow();
         let found: Vec<_> = keys.iter().filter_map(|key| exchanges.get(key).cloned()).collect();
         drop(exchanges);
-        found.into_iter().filter(|exchange| exchange.cancel(cause)).count()
+        found.into_iter().filter(|exchange| self.cancel_call(exchange, cause)).count()
+    }
+
+    /// Cancels one; from this moment on nothing attaches to it. Whether it had not been cancelled yet.
+    pub(super) fn cancel_call(&self, exchange: &Exchange, cause: Cancel) -> bool {
+        let is_first = exchange.cancel(cause);
+        if is_first {
+            self.ledger.borrow_mut().cancelled(&exchange.key);
+        }
+        is_first
     }
 
     /// Calls of an earlier sidecar become orphans of this one.
