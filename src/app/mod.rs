@@ -313,7 +313,13 @@ impl Core {
     fn write_state(&self) {
         let number = self.save_number.get();
         if let Some(sessions) = self.sessions.borrow_mut().take_changed() {
-            let state = State::new(&self.hello.instance, self.host, &self.token.borrow(), sessions);
+            let state = State::new(
+                &self.hello.instance,
+                self.host,
+                self.address.ip(),
+                &self.token.borrow(),
+                sessions,
+            );
             let file = self.dir.state_file(self.address.port());
             if let Err(error) = state::write(&file, &state) {
                 tracing::warn!(%error, file = %file.display(), "sessions cannot be saved: they will not survive a restart");
