@@ -119,6 +119,8 @@ pub struct Core {
     save_number: Cell<u64>,
     unauthorized: Cell<u64>,
     paused: Cell<bool>,
+    /// What callers were last told about the host.
+    stalled: Cell<bool>,
     phase: Cell<Phase>,
 }
 
@@ -202,6 +204,7 @@ impl Core {
             save_number: Cell::new(0),
             unauthorized: Cell::new(0),
             paused: Cell::new(false),
+            stalled: Cell::new(false),
             phase: Cell::new(Phase::Serving),
         })
     }
