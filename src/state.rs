@@ -32,6 +32,9 @@ pub struct State {
     pub instance: String,
     /// The sidecar that wrote the file.
     pub sidecar: Identity,
+    /// The keeper that held the port.
+    #[serde(default)]
+    pub keeper: Option<Identity>,
     /// The host it served.
     pub host: Identity,
     /// Hex of a random key.
@@ -48,7 +51,8 @@ impl State {
         let salt = uuid::Uuid::new_v4().simple().to_string();
         let token_hash = keyed_hash(&salt, token);
         let sidecar = Identity::current();
-        Self { version: VERSION, instance: instance.to_owned(), sidecar, host, salt, token_hash, sessions }
+        let instance = instance.to_owned();
+        Self { version: VERSION, instance, sidecar, keeper: None, host, salt, token_hash, sessions }
     }
 
     /// Whether the sessions were made under `token`.

@@ -20,6 +20,7 @@ use tokio_util::task::TaskTracker;
 
 use super::exchange::Cancel;
 use super::peer::Shim;
+use super::keeping::{self, Keeping};
 use super::{Core, Parts, Phase, VERSION, bind, log, now_ms, operate, url};
 use crate::audit::Audit;
 use crate::config::{AgentDir, store};
@@ -30,7 +31,7 @@ use crate::host::stdio;
 use crate::mcp::session::Sessions;
 use crate::process::{self, Identity};
 use crate::text::with_causes;
-use crate::{control, http, state};
+use crate::{control, http, keeper, state};
 
 /// Exit code of a refused config (contract 16).
 pub const EXIT_REFUSED: u8 = 78;
@@ -72,10 +73,15 @@ pub fn run(dir: AgentDir) -> ExitCode {
 ///
 /// # Errors
 /// What it would refuse, for people.
-pub fn check(dir: &AgentDir, state_file: Option<&Path>) -> Result<(), String> {
+pub async fn check(dir: &AgentDir, state_file: Option<&Path>) -> Result<(), String> {
     store::load_readonly(dir).map_err(|error| error.to_string())?;
     if let Some(file) = state_file {
-        state::read(file).map_err(|error| error.to_string())?;
+        let state = state::read(file).map_err(|error| error.to_string())?;
+        if let Some(state) = state.filter(|state| state.host.is_alive())
+            && let Ok(path) = keeper::socket_path(&state.instance)
+        {
+            keeper::client::check(&path, state.host).await?;
+        }
     }
     Ok(())
 }
@@ -112,15 +118,22 @@ async fn live(dir: AgentDir) -> u8 {
         Ok(loaded) => loaded,
         Err(error) => return early.refuse(code::CONFIG_REFUSED, error, EXIT_REFUSED).await,
     };
-    let resume = hello.resume.as_ref().map(|resume| resume.port);
-    let bound = match bind::bind(&loaded.config, &dir, resume).await {
-        Ok(bound) => bound,
+    let host = host_of(&hello);
+    let (bound, found) = match keeping::listen(&loaded.config, &dir, &hello, host).await {
+        Ok(listening) => listening,
         Err(error @ bind::BindError::Busy { .. }) => {
             return early.refuse(code::PORT_BUSY, error.to_string(), 1).await;
         }
         Err(error) => return early.refuse(code::CONFIG_REFUSED, error.to_string(), EXIT_REFUSED).await,
     };
-    serve(dir, early, hello, loaded, bound).await
+    serve(dir, early, hello, loaded, bound, found).await
+}
+
+fn host_of(hello: &Hello) -> Identity {
+    match hello.host.start_time {
+        Some(start_time) => Identity { pid: hello.host.pid, start_time },
+        None => Identity::of(hello.host.pid).unwrap_or(Identity { pid: hello.host.pid, start_time: 0 }),
+    }
 }
 
 /// The link before it has an owner: only the hello is answered.
@@ -162,6 +175,7 @@ async fn serve(
     hello: Hello,
     loaded: store::Loaded,
     bound: bind::Bound,
+    found: keeping::Found,
 ) -> u8 {
     let port = bound.address.port();
     let EarlyLink { link, unstarted, id } = early;
@@ -180,10 +194,9 @@ async fn serve(
         Ok(_) => {}
         Err(error) => warnings.push(format!("earlier sessions are lost: {}", with_causes(&error))),
     }
-    let host = match hello.host.start_time {
-        Some(start_time) => Identity { pid: hello.host.pid, start_time },
-        None => Identity::of(hello.host.pid).unwrap_or(Identity { pid: hello.host.pid, start_time: 0 }),
-    };
+    let host = host_of(&hello);
+    let (keeping, keeper_events) =
+        Keeping::begin(found, &bound.listener, &hello, host, dir.stderr(port), &mut warnings).await;
     let tasks = TaskTracker::new();
     let audit = Audit::start(dir.audit_file(), &tasks);
     let core = Core::new(Parts {
@@ -195,6 +208,7 @@ async fn serve(
         address: bound.address,
         link: link.clone(),
         audit,
+        keeping,
         tasks,
         sessions,
     });
@@ -234,6 +248,7 @@ async fn serve(
     }
     tokio::task::spawn_local(core.clone().keep_catalogue());
     tokio::task::spawn_local(core.clone().keep_state());
+    tokio::task::spawn_local(core.clone().keep_keeper(keeper_events));
     tokio::task::spawn_local(core.clone().keep_ledger());
     let code = core.clone().until_the_end(owner, server).await;
     drop(control);
@@ -286,6 +301,7 @@ impl Core {
             End::Stop => {
                 self.phase.set(Phase::Stopping);
                 server.stop_accepting.cancel();
+                self.keeping.close().await;
                 (0, Some(GoodbyeReason::Stop))
             }
             End::Restart => {
@@ -298,6 +314,9 @@ impl Core {
                 self.phase.set(Phase::Stopping);
                 server.stop_accepting.cancel();
                 owner.abort();
+                // Asked for now; it goes on by itself while we end.
+                let ending = self.clone();
+                tokio::task::spawn_local(async move { ending.keeping.end().await });
                 (0, None)
             }
         };
@@ -325,6 +344,9 @@ impl Core {
         self.send_acks().await;
         self.write_state();
         let _ = timeout(FLUSH_TIME, self.audit.flush()).await;
+        if matches!(end, End::Stop) {
+            self.keeping.end().await;
+        }
         if let Some(reason) = goodbye {
             self.say_goodbye(reason).await;
         }
