@@ -3,6 +3,7 @@
 //! one allowed `unsafe`.
 
 use std::io;
+use std::os::fd::{BorrowedFd, FromRawFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use rustix::process::{Pid, PidfdFlags, Signal};
@@ -186,7 +187,7 @@ pub fn kill_group_of(leader: Identity) {
 /// As [`std::process::Command::spawn`].
 pub fn spawn_companion(
     args: &[&std::ffi::OsStr],
-    stdin: std::os::fd::OwnedFd,
+    stdin: OwnedFd,
 ) -> io::Result<tokio::process::Child> {
     // The file on disk may be another build by now; the one that runs is this.
     let running = Path::new("/proc/self/exe");
@@ -206,8 +207,7 @@ pub fn spawn_companion(
 /// # Errors
 /// When descriptors cannot be duplicated.
 #[allow(unsafe_code)]
-pub fn become_companion() -> io::Result<std::os::fd::OwnedFd> {
-    use std::os::fd::AsRawFd as _;
+pub fn become_companion() -> io::Result<OwnedFd> {
     detach_from_terminal();
     let _ = std::fs::write("/proc/self/comm", COMPANION_NAME);
     // Whatever a careless ancestor left open would be held open for as long as we live.
@@ -216,11 +216,14 @@ pub fn become_companion() -> io::Result<std::os::fd::OwnedFd> {
         .unwrap_or_default();
     for fd in inherited.into_iter().filter(|fd| *fd > 2) {
         // SAFETY: called once at the start of the process, before anything in it owns a descriptor
-        // above 2 (the one of the directory read above is closed already: then this does nothing).
-        unsafe { rustix::io::close(fd) };
+        // above 2. The one of the directory just read is closed already, which is looked at first.
+        unsafe {
+            if rustix::io::fcntl_getfd(BorrowedFd::borrow_raw(fd)).is_ok() {
+                drop(OwnedFd::from_raw_fd(fd));
+            }
+        }
     }
     let connection = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3)?;
-    debug_assert!(connection.as_raw_fd() > 2);
     let null = std::fs::OpenOptions::new().read(true).write(true).open("/dev/null")?;
     rustix::stdio::dup2_stdin(&null)?;
     rustix::stdio::dup2_stdout(&null)?;
