@@ -145,10 +145,7 @@ pub fn spawn_dying_with_parent(
 ///
 /// # Errors
 /// As [`std::process::Command::spawn`].
-pub fn spawn_child(
-    command: &mut std::process::Command,
-    signal: Signal,
-) -> io::Result<std::process::Child> {
+pub fn spawn_child(command: &mut std::process::Command, signal: Signal) -> io::Result<std::process::Child> {
     die_with_parent(command, signal);
     command.spawn()
 }
@@ -185,10 +182,7 @@ pub fn kill_group_of(leader: Identity) {
 ///
 /// # Errors
 /// As [`std::process::Command::spawn`].
-pub fn spawn_companion(
-    args: &[&std::ffi::OsStr],
-    stdin: OwnedFd,
-) -> io::Result<tokio::process::Child> {
+pub fn spawn_companion(args: &[&std::ffi::OsStr], stdin: OwnedFd) -> io::Result<tokio::process::Child> {
     // The file on disk may be another build by now; the one that runs is this.
     let running = Path::new("/proc/self/exe");
     let mut command = if running.exists() {
@@ -212,7 +206,9 @@ pub fn become_companion() -> io::Result<OwnedFd> {
     let _ = std::fs::write("/proc/self/comm", COMPANION_NAME);
     // Whatever a careless ancestor left open would be held open for as long as we live.
     let inherited: Vec<i32> = std::fs::read_dir("/proc/self/fd")
-        .map(|entries| entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect())
+        .map(|entries| {
+            entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
+        })
         .unwrap_or_default();
     for fd in inherited.into_iter().filter(|fd| *fd > 2) {
         // SAFETY: called once at the start of the process, before anything in it owns a descriptor

@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 
 use tokio::time::timeout;
 
-use super::bind::{self, BindError, Bound};
 use super::Core;
+use super::bind::{self, BindError, Bound};
 use crate::config::{AgentDir, Config};
 use crate::control::status;
 use crate::frame::messages::{Hello, Level};

@@ -19,8 +19,8 @@ use tokio::time::timeout;
 use tokio_util::task::TaskTracker;
 
 use super::exchange::Cancel;
-use super::peer::Shim;
 use super::keeping::{self, Keeping};
+use super::peer::Shim;
 use super::{Core, Parts, Phase, VERSION, bind, log, now_ms, operate, url};
 use crate::audit::Audit;
 use crate::config::{AgentDir, store};
@@ -41,7 +41,7 @@ pub const EXIT_RESTART: u8 = 75;
 /// How long cancelled calls may take to be answered.
 const CANCEL_TIME: Duration = Duration::from_millis(500);
 /// How long connections may take to end once nothing is in flight.
-const CLOSE_TIME: Duration = Duration::from_millis(1000);
+const CLOSE_TIME: Duration = Duration::from_millis(400);
 /// How long an idle keep-alive connection may still send its next request before a restart.
 const KEEP_ALIVE_TIME: Duration = Duration::from_secs(2);
 /// How often it is looked whether the connections are gone.

@@ -119,9 +119,7 @@ impl Rotating {
         let Ok(named) = std::fs::metadata(&self.path) else { return };
         let is_same = rustix::fs::fstat(rustix::stdio::stderr())
             .is_ok_and(|ours| (ours.st_dev, ours.st_ino) == (named.dev(), named.ino()));
-        if !is_same
-            && let Ok(file) = OpenOptions::new().append(true).open(&self.path)
-        {
+        if !is_same && let Ok(file) = OpenOptions::new().append(true).open(&self.path) {
             let _ = rustix::stdio::dup2_stderr(&file);
         }
     }

@@ -176,11 +176,20 @@ pub fn render(status: &Status) -> String {
     match &status.keeper {
         None => line("keeper", "none: should the sidecar die, the port is closed for a moment".into()),
         Some(keeper) => {
-            let up = keeper.uptime_ms.map_or_else(|| "does not answer".into(), |ms| format!("up {}", age(ms)));
+            let up =
+                keeper.uptime_ms.map_or_else(|| "does not answer".into(), |ms| format!("up {}", age(ms)));
             line("keeper", format!("a2mcp {} · pid {} · {up}", clean(&keeper.version, 20), keeper.pid));
             for child in keeper.children.iter().flatten() {
                 let purpose = clean(&child.purpose, 40);
-                line("", format!("{purpose} · pid {} · {} · {}", child.pid, clean(&child.state, 60), age(child.age_ms)));
+                line(
+                    "",
+                    format!(
+                        "{purpose} · pid {} · {} · {}",
+                        child.pid,
+                        clean(&child.state, 60),
+                        age(child.age_ms)
+                    ),
+                );
             }
             if let Some(note) = &keeper.note {
                 line("note", clean(note, 300).into_owned());

@@ -176,7 +176,8 @@ impl Children {
     /// What to wait for: readable means that [`Children::turn`] has something to do.
     pub(super) fn sources(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.list.iter().filter(|child| child.exit.is_none()).flat_map(|child| {
-            let pipes = [&child.stdout.pipe, &child.stderr.pipe].into_iter().flatten().map(|pipe| pipe.as_fd());
+            let pipes =
+                [&child.stdout.pipe, &child.stderr.pipe].into_iter().flatten().map(|pipe| pipe.as_fd());
             pipes.chain(child.pidfd.as_ref().map(|pidfd| pidfd.as_fd()))
         })
     }

@@ -190,11 +190,7 @@ pub async fn start(socket: &str, host: Identity, log: &Path) -> Result<(Keeper, 
     greet(UnixStream::from_std(ours).map_err(KeeperError::Gone)?, host, true).await
 }
 
-async fn greet(
-    stream: UnixStream,
-    host: Identity,
-    sidecar: bool,
-) -> Result<(Keeper, Events), KeeperError> {
+async fn greet(stream: UnixStream, host: Identity, sidecar: bool) -> Result<(Keeper, Events), KeeperError> {
     let (asks, asked) = mpsc::channel(16);
     let (events, heard) = mpsc::channel(MAX_EVENTS);
     tokio::task::spawn_local(talk(stream, asked, events));

@@ -188,7 +188,8 @@ impl Keeper {
             polled.push(PollFd::new(pidfd, PollFlags::IN));
         }
         for (number, client) in self.clients.iter().enumerate() {
-            let wanted = if client.unsent.is_empty() { PollFlags::IN } else { PollFlags::IN | PollFlags::OUT };
+            let wanted =
+                if client.unsent.is_empty() { PollFlags::IN } else { PollFlags::IN | PollFlags::OUT };
             sources.push(Source::Client(number));
             polled.push(PollFd::new(&client.stream, wanted));
         }
@@ -207,7 +208,8 @@ impl Keeper {
         let is_ready: Vec<bool> = polled.iter().map(|fd| !fd.revents().is_empty()).collect();
         drop(polled);
         let mut accept = false;
-        for source in sources.iter().zip(is_ready).filter_map(|(source, is_ready)| is_ready.then_some(source)) {
+        for source in sources.iter().zip(is_ready).filter_map(|(source, is_ready)| is_ready.then_some(source))
+        {
             match source {
                 Source::Private => accept = true,
                 Source::Host if !self.host.is_alive() => self.end(Why::HostDead),
@@ -234,8 +236,9 @@ impl Keeper {
         let left = |at: Instant| at.saturating_duration_since(now);
         let child = self.children.due().map(left);
         let hello = self.clients.iter().filter(|client| !client.greeted).map(|client| left(client.hello_by));
-        let absence = (!self.has_sidecar())
-            .then(|| self.absence.saturating_sub(self.absent).clamp(Duration::from_millis(1), LONGEST_STEP / 2));
+        let absence = (!self.has_sidecar()).then(|| {
+            self.absence.saturating_sub(self.absent).clamp(Duration::from_millis(1), LONGEST_STEP / 2)
+        });
         let host = self.host_pidfd.is_none().then_some(LOOK * 10);
         let ending = self.ending.as_ref().map(|_| LOOK);
         child.into_iter().chain(hello).chain(absence).chain(host).chain(ending).min()
@@ -286,7 +289,7 @@ impl Keeper {
             return;
         }
         tracing::info!(?why, "keeper: ending");
-        self.listening = None;
+        self.stop_listening();
         if self.private.take().is_some() {
             let _ = std::fs::remove_file(&self.path);
         }
@@ -294,6 +297,13 @@ impl Keeper {
         let patience = if why == Why::Asked { SIDECAR_GRACE } else { CHILD_GRACE };
         let kill_sidecar_at = Instant::now() + patience;
         self.ending = Some(Ending { why, kill_sidecar_at, children_gone: false });
+    }
+
+    /// Refuses newcomers at once, also when a sidecar that hangs still has its copy of the socket.
+    fn stop_listening(&mut self) {
+        if let Some(listening) = self.listening.take() {
+            let _ = rustix::net::shutdown(&listening, rustix::net::Shutdown::Both);
+        }
     }
 
     fn accept(&mut self) {
@@ -326,7 +336,9 @@ impl Keeper {
         while let Some(line) = self.clients[number].inbox.next_line() {
             match serde_json::from_slice(&line) {
                 Ok(request) => self.answer(number, request),
-                Err(error) => self.clients[number].tell(&Message::Error(format!("not a request: {error}")), None),
+                Err(error) => {
+                    self.clients[number].tell(&Message::Error(format!("not a request: {error}")), None)
+                }
             }
         }
         self.clients[number].inbox.drop_strays();
@@ -353,7 +365,9 @@ impl Keeper {
         if !client.greeted && !matches!(request, Request::Hello { .. }) {
             return Err("say hello first".into());
         }
-        if self.ending.is_some() && !matches!(request, Request::Status | Request::End | Request::Output { .. }) {
+        if self.ending.is_some()
+            && !matches!(request, Request::Status | Request::End | Request::Output { .. })
+        {
             return Err("the keeper is ending".into());
         }
         match request {
@@ -390,12 +404,17 @@ impl Keeper {
                 }
             }
             Request::Close => {
-                self.listening = None;
+                self.stop_listening();
                 Ok(Answer::Value(Value::Null))
             }
             Request::Spawn(spawn) => {
                 let started = self.children.spawn(spawn)?;
-                tracing::info!(child = started.child, purpose = started.purpose, pid = started.process.pid, "keeper: a child was started");
+                tracing::info!(
+                    child = started.child,
+                    purpose = started.purpose,
+                    pid = started.process.pid,
+                    "keeper: a child was started"
+                );
                 value(&started)
             }
             Request::Signal { child, signal, kill_after_ms } => {

@@ -3,7 +3,7 @@
 //! One file per boundary or promise: `endpoint` (who may knock and in which order that is judged),
 //! `messages` (JSON-RPC shapes, ids, byte fidelity), `sessions`, `catalogue`, `calls`, `frames`
 //! (hostile ones), `life` (start, stop, death, ports), `audit`, `operate` (the command line), `load`
-//! (limits and crowds), `schema` (the fixtures of `ipc-schema/`), `shim` (the Rust shim against a
+//! (limits and crowds), `keeper` (what outlives a sidecar), `schema` (the fixtures of `ipc-schema/`), `shim` (the Rust shim against a
 //! scripted sidecar), `refhost` (the reference host and `a2mcp demo` as processes).
 
 #![allow(clippy::unwrap_used, missing_docs)]
@@ -16,6 +16,7 @@ mod calls;
 mod catalogue;
 mod endpoint;
 mod frames;
+mod keeper;
 mod life;
 mod load;
 mod messages;

@@ -18,14 +18,14 @@ use crate::support::{SOON, binary, eventually};
 const GONE: Duration = Duration::from_secs(3);
 
 /// A process that prints JSON lines. Dropping it kills it.
-struct Program {
-    child: Child,
-    stdin: Option<ChildStdin>,
+pub(crate) struct Program {
+    pub(crate) child: Child,
+    pub(crate) stdin: Option<ChildStdin>,
     lines: mpsc::Receiver<Value>,
 }
 
 impl Program {
-    fn start(command: &mut Command) -> Self {
+    pub(crate) fn start(command: &mut Command) -> Self {
         let mut child =
             command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
         let stdout = BufReader::new(child.stdout.take().unwrap());
@@ -41,12 +41,12 @@ impl Program {
         Self { stdin: child.stdin.take(), child, lines }
     }
 
-    fn identity(&self) -> Identity {
+    pub(crate) fn identity(&self) -> Identity {
         Identity::of(self.child.id()).expect("the program runs")
     }
 
     /// The next line for which `wanted` holds.
-    fn line(&self, wanted: impl Fn(&Value) -> bool) -> Value {
+    pub(crate) fn line(&self, wanted: impl Fn(&Value) -> bool) -> Value {
         let end = Instant::now() + SOON;
         loop {
             let left = end.saturating_duration_since(Instant::now());
@@ -57,15 +57,15 @@ impl Program {
         }
     }
 
-    fn event(&self, name: &str) -> Value {
+    pub(crate) fn event(&self, name: &str) -> Value {
         self.line(|line| line["event"] == name)
     }
 
-    fn send(&mut self, line: &Value) {
+    pub(crate) fn send(&mut self, line: &Value) {
         writeln!(self.stdin.as_mut().unwrap(), "{line}").unwrap();
     }
 
-    fn end(&mut self) -> ExitStatus {
+    pub(crate) fn end(&mut self) -> ExitStatus {
         eventually("the end of the program", || self.child.try_wait().unwrap())
     }
 }
@@ -77,21 +77,21 @@ impl Drop for Program {
     }
 }
 
-fn a2mcp(args: &[&str]) -> Command {
+pub(crate) fn a2mcp(args: &[&str]) -> Command {
     let mut command = Command::new(binary());
     command.args(args).env_remove("A2MCP_CONFIG").env_remove("A2MCP_AUDIT");
     command
 }
 
 /// A reference host whose sidecar serves.
-struct Host {
-    program: Program,
-    dir: tempfile::TempDir,
-    ready: Value,
+pub(crate) struct Host {
+    pub(crate) program: Program,
+    pub(crate) dir: tempfile::TempDir,
+    pub(crate) ready: Value,
 }
 
 impl Host {
-    fn start(args: &[&str]) -> Self {
+    pub(crate) fn start(args: &[&str]) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let mut command = a2mcp(&["reference-host", "--agent-dir"]);
         command.arg(dir.path()).arg("--execution-log").arg(dir.path().join("executions")).args(args);
@@ -100,19 +100,19 @@ impl Host {
         Self { program, dir, ready }
     }
 
-    fn port(&self) -> u16 {
+    pub(crate) fn port(&self) -> u16 {
         u16::try_from(self.ready["port"].as_u64().unwrap()).unwrap()
     }
 
-    fn sidecar(&self) -> Identity {
+    pub(crate) fn sidecar(&self) -> Identity {
         identity(&self.ready["pid"])
     }
 
-    fn session(&self) -> Client {
+    pub(crate) fn session(&self) -> Client {
         Client::initialize(self.port(), &token(self.dir.path()))
     }
 
-    fn executions(&self) -> Vec<(String, String)> {
+    pub(crate) fn executions(&self) -> Vec<(String, String)> {
         let log = std::fs::read_to_string(self.dir.path().join("executions")).unwrap();
         log.lines()
             .map(|line| {
@@ -123,17 +123,17 @@ impl Host {
     }
 }
 
-fn token(dir: &Path) -> String {
+pub(crate) fn token(dir: &Path) -> String {
     let config: Value = serde_json::from_slice(&std::fs::read(dir.join("a2mcp.json")).unwrap()).unwrap();
     config["token"].as_str().unwrap().to_owned()
 }
 
-fn identity(pid: &Value) -> Identity {
+pub(crate) fn identity(pid: &Value) -> Identity {
     Identity::of(u32::try_from(pid.as_u64().unwrap()).unwrap()).expect("the process runs")
 }
 
 /// Waits until all are gone and says how long that took.
-fn gone(processes: &[Identity]) -> Duration {
+pub(crate) fn gone(processes: &[Identity]) -> Duration {
     let begun = Instant::now();
     eventually("the end of every process", || {
         processes.iter().all(|process| !process.is_alive()).then_some(())
@@ -323,7 +323,7 @@ fn a_sidecar_that_cannot_be_run_is_named() {
     assert!(failed["reason"].as_str().unwrap().contains("cannot be started"), "{failed}");
 }
 
-fn script(dir: &Path, body: &str) -> PathBuf {
+pub(crate) fn script(dir: &Path, body: &str) -> PathBuf {
     let path = dir.join("sidecar.sh");
     std::fs::write(&path, format!("#!/bin/sh\n{body}\n")).unwrap();
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o700)).unwrap();

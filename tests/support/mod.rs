@@ -158,6 +158,7 @@ impl Setup {
         self.dir = Some(host.dir.clone());
         if Identity::of(host.child.id()).is_none() {
             self.instance = Some(host.instance.clone());
+            host.is_succeeded.store(true, Ordering::SeqCst);
         }
         self
     }
@@ -215,7 +216,19 @@ impl Setup {
         let tools = reactor.tools.clone();
         std::thread::spawn(move || reactor.run(&mut stdout));
         let instance = self.instance.unwrap_or_else(|| format!("test-{}", uuid::Uuid::new_v4()));
-        let mut host = Host { child, stdin, frames, gate, silent, dir, tools, port: 0, token: String::new(), instance };
+        let mut host = Host {
+            child,
+            stdin,
+            frames,
+            gate,
+            silent,
+            dir,
+            tools,
+            port: 0,
+            token: String::new(),
+            instance,
+            is_succeeded: AtomicBool::new(false),
+        };
         if let Some(first) = self.first {
             host.send_bytes(&first);
             return host;
@@ -383,6 +396,8 @@ pub struct Host {
     pub token: String,
     /// The host's name for its bridge.
     pub instance: String,
+    /// Another sidecar of the same host follows: the keeper is its.
+    is_succeeded: AtomicBool,
     stdin: Arc<Mutex<Option<ChildStdin>>>,
     frames: Arc<Frames>,
     gate: Arc<Gate>,
@@ -531,6 +546,15 @@ impl Host {
         serde_json::from_str(&out).unwrap()
     }
 
+    /// What the sidecar on `port` says, when several serve the same directory.
+    pub fn status_of(&self, port: u16) -> Value {
+        let sockets = a2mcp::rundir::open().unwrap();
+        let mut socket = UnixStream::connect(sockets.join(format!("{port}.sock"))).unwrap();
+        socket.write_all(b"{\"verb\":\"status\"}\n").unwrap();
+        let answer = BufReader::new(socket).lines().next().unwrap().unwrap();
+        serde_json::from_str::<Value>(&answer).unwrap()["ok"].clone()
+    }
+
     /// The sidecar's own JSON config.
     pub fn config(&self) -> Value {
         let text = std::fs::read_to_string(self.dir.path().join("a2mcp.json")).unwrap_or_default();
@@ -614,7 +638,9 @@ impl Drop for Host {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
-        end_keeper(&self.instance);
+        if !self.is_succeeded.load(Ordering::SeqCst) {
+            end_keeper(&self.instance);
+        }
         self.read_again();
         if !std::thread::panicking() {
             self.assert_only_frames();
