@@ -37,6 +37,7 @@
 //! | [`state`] | the state file and the remembered port | decide what to keep |
 //! | [`process`] | spawning, identity (pid and start time), death signals; the only spawner | know what it spawns |
 //! | [`rundir`] | the private directory of the local sockets | say anything on them |
+//! | `crash` | points where the tests let a debug build die | exist in a release build |
 //! | [`text`] | making foreign text safe for terminals and logs | – |
 //!
 //! Layers point down only: `main → cli → app → {http, control, keeper, host, audit} → {mcp, ledger, frame,
@@ -48,6 +49,7 @@ pub mod audit;
 pub mod cli;
 pub mod config;
 pub mod control;
+mod crash;
 pub mod frame;
 pub mod host;
 pub mod http;

@@ -12,6 +12,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 /// True for characters that must not reach a terminal, a notice or a log line: C0 and C1 controls,
 /// DEL, the bidi controls, and the two Unicode line breaks.
 pub fn is_unsafe(c: char) -> bool {
+    if matches!(c, ' '..='~') {
+        return false;
+    }
     matches!(
         c,
         '\u{0}'..='\u{1f}'

@@ -1,6 +1,6 @@
 /**
- * Which remote calls wait for the operator. The host's own gate decides; this only tells of it:
- * the caller by a log message and progress, the sidecar by the list in `bridge/state`.
+ * Which remote calls wait for the operator. The host's own gate decides; this only tells the
+ * sidecar of it, by the list in `bridge/state`; the sidecar tells the callers.
  */
 
 export interface WaitingCall {

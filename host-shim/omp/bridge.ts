@@ -138,6 +138,8 @@ export class Bridge {
 			},
 			link: () => this.#servingLink(),
 			approvalsChanged: () => this.#tellState(),
+			asked: (tool, asker) =>
+				this.#notices.tell(`a2mcp: "${oneLine(tool, 80)}", asked by ${asker}, waits for your approval`, "info"),
 			abandoned: tool =>
 				this.#notices.tell(
 					`a2mcp: the remote call of "${oneLine(tool, 80)}" that waits for your approval was cancelled by its caller. Deny it.`,

@@ -11,6 +11,7 @@ import type { AgentSession, ExtensionContext } from "@oh-my-pi/pi-coding-agent";
 import type { AgentTool, AgentToolContext } from "@oh-my-pi/pi-agent-core";
 
 import { Approvals, type WaitingCall } from "./approvals.ts";
+import { asker } from "./asker.ts";
 import { Card, CardBudget } from "./cards.ts";
 import type { Link, RequestId } from "./link.ts";
 import { cancelled, failed, messageOf, NO_MAIN, NOT_EXPOSED, returned, threw } from "./outcome.ts";
@@ -25,6 +26,8 @@ export interface Surroundings {
 	link(): Link | undefined;
 	/** The list of calls that wait for an approval changed. */
 	approvalsChanged(): void;
+	/** The host asks its operator about a call; its own question does not say who wants it. */
+	asked(tool: string, asker: string): void;
 	/** A call was cancelled while the host asks about it: the question cannot be withdrawn. */
 	abandoned(tool: string): void;
 	fault(where: string, error: unknown): void;
@@ -33,6 +36,8 @@ export interface Surroundings {
 interface Call extends WaitingCall {
 	readonly link: Link;
 	readonly requestId: RequestId;
+	/** Who asks, for people. */
+	readonly asker: string;
 	/** Fresh for each call: the host draws its cards by it. */
 	readonly toolCallId: string;
 	readonly abort: AbortController;
@@ -77,6 +82,7 @@ export class Calls {
 			tool,
 			link,
 			requestId,
+			asker: asker(record(record(_meta)["a2mcp/client"])),
 			toolCallId: crypto.randomUUID(),
 			abort: new AbortController(),
 			cancel: () => {},
@@ -125,14 +131,7 @@ export class Calls {
 		const call = this.#byToolCallId.get(toolCallId);
 		if (!call) return;
 		this.approvals.requested(toolCallId, { callId: call.callId, tool: call.tool });
-		const link = this.#around.link();
-		link?.notify("notifications/message", {
-			level: "notice",
-			logger: "a2mcp",
-			data: "awaiting approval",
-			_meta: { "a2mcp/call": { callId: call.callId } },
-		});
-		this.#tellProgress(call, "awaiting approval");
+		this.#around.asked(call.tool, call.asker);
 	}
 
 	approvalResolved(toolCallId: string): void {
@@ -151,7 +150,7 @@ export class Calls {
 		const { toolCallId, tool: toolName } = call;
 		const card = new Card(
 			this.#cards.take(performance.now()) ? session : undefined,
-			{ toolCallId, tool: toolName, args, size },
+			{ toolCallId, tool: toolName, args, size, asker: call.asker, isTerminal: context.mode === "tui" },
 			error => this.#around.fault("card", error),
 		);
 		const progress = new Progress(partial => {

@@ -39,31 +39,36 @@ export class Card {
 	readonly #toolCallId: string;
 	readonly #toolName: string;
 	readonly #args: unknown;
+	readonly #asker: string;
 	readonly #fault: (error: unknown) => void;
 
-	/** `size`: of the arguments, in bytes. */
+	/** `size`: of the arguments, in bytes; `isTerminal`: the host draws its own terminal. */
 	constructor(
 		session: AgentSession | undefined,
-		call: { toolCallId: string; tool: string; args: unknown; size: number },
+		call: { toolCallId: string; tool: string; args: unknown; size: number; asker: string; isTerminal: boolean },
 		fault: (error: unknown) => void,
 	) {
 		this.#session = session;
 		this.#toolCallId = call.toolCallId;
 		this.#toolName = call.tool;
 		this.#args = session && call.size > DRAWN_IN_FULL ? inShort(call.args) : call.args;
+		this.#asker = `asked by ${call.asker}`;
 		this.#fault = fault;
-		this.#draw({ type: "tool_execution_start", ...this.#names(), args: this.#args });
+		// The terminal takes an intent for what the host's own model is about to do, and says so at its
+		// next turn; there the card's text alone says who asks.
+		const intent = call.isTerminal ? {} : { intent: `${call.tool}, ${this.#asker}` };
+		this.#draw({ type: "tool_execution_start", ...this.#names(), args: this.#args, ...intent });
 	}
 
 	update(partialResult: unknown): void {
-		this.#draw({ type: "tool_execution_update", ...this.#names(), args: this.#args, partialResult });
+		this.#draw({ type: "tool_execution_update", ...this.#names(), args: this.#args, partialResult: signed(partialResult, this.#asker) });
 	}
 
 	/** `size`: of the result, in bytes. */
 	end(result: unknown, isError: boolean, size: number): void {
 		if (!this.#session) return;
 		const drawn = size > DRAWN_IN_FULL ? inShort(result) : result;
-		this.#draw({ type: "tool_execution_end", ...this.#names(), result: drawn, isError });
+		this.#draw({ type: "tool_execution_end", ...this.#names(), result: signed(drawn, this.#asker), isError });
 	}
 
 	#names(): { toolCallId: string; toolName: string } {
@@ -77,6 +82,17 @@ export class Card {
 			this.#fault(error);
 		}
 	}
+}
+
+/** A result as it is drawn: its first text, which every card shows, says who asked. The result itself stays. */
+function signed(result: unknown, asker: string): unknown {
+	if (typeof result !== "object" || result === null) return result;
+	const { content } = result as { content?: unknown };
+	if (!Array.isArray(content)) return result;
+	const at = content.findIndex(block => block?.type === "text" && typeof block.text === "string");
+	if (at < 0) return { ...result, content: [...content, { type: "text", text: `[${asker}]` }] };
+	const text = `${content[at].text}\n[${asker}]`;
+	return { ...result, content: content.with(at, { ...content[at], text }) };
 }
 
 /** A copy with its long parts cut: megabytes of text say nothing on a card and block the host to draw. */

@@ -58,7 +58,7 @@ declare module "@oh-my-pi/pi-agent-core" {
 	}
 
 	export type AgentEvent =
-		| { type: "tool_execution_start"; toolCallId: string; toolName: string; args: unknown }
+		| { type: "tool_execution_start"; toolCallId: string; toolName: string; args: unknown; intent?: string }
 		| { type: "tool_execution_update"; toolCallId: string; toolName: string; args: unknown; partialResult: unknown }
 		| { type: "tool_execution_end"; toolCallId: string; toolName: string; result: unknown; isError?: boolean };
 }
@@ -95,6 +95,8 @@ declare module "@oh-my-pi/pi-coding-agent" {
 	export interface ExtensionContext {
 		ui: ExtensionUIContext;
 		hasUI: boolean;
+		/** `tui`, `rpc`, `acp`, `print`. */
+		mode?: string;
 		abort(): void;
 		localProtocolOptions?: unknown;
 	}

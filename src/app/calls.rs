@@ -14,6 +14,7 @@ use super::exchange::{Cancel, Exchange, Outcome, Seat};
 use super::streams::Stream;
 use super::{Core, now_ms};
 use crate::audit::{Args, Outcome as AuditOutcome, Record};
+use crate::crash;
 use crate::frame::messages::{InFlight, InFlightState};
 use crate::frame::raw::{RawObject, quote};
 use crate::host::LinkError;
@@ -127,11 +128,10 @@ impl Core {
     fn attach(self: &Rc<Self>, exchange: &Rc<Exchange>, seat: Seat, prepared: &Prepared) {
         tracing::info!(call = exchange.key, "the same call came again: attached to the one that ran already");
         exchange.take_seat(seat);
-        self.attached.borrow_mut().insert(exchange.key.clone());
-        if let Some(outcome) = exchange.outcome() {
+        let is_first = self.attached.borrow_mut().insert(exchange.key.clone());
+        if is_first && let Some(outcome) = exchange.outcome() {
             // Said again, now with the mark.
-            exchange.replace_outcome(self.marked(&exchange.key, outcome));
-            exchange.take_seat(exchange.seat().again(self.next_epoch()));
+            self.replace_outcome(exchange, self.marked(&exchange.key, outcome));
         }
         let record = Record::attached(&exchange.key, &exchange.seat().sid, prepared.tool(), &prepared.args);
         let core = self.clone();
@@ -157,16 +157,26 @@ impl Core {
     async fn run_call(self: Rc<Self>, exchange: &Rc<Exchange>, caller: &Caller, prepared: Prepared) {
         let tool = prepared.tool().to_owned();
         let Prepared { call, args, .. } = prepared;
+        self.tell_if_stalled(exchange);
+        crash::at("before-audit-start");
         self.audit.write(Record::start(&exchange.key, &caller.sid, &tool, &args)).await;
+        crash::at("after-audit-start");
         let asked = tokio::select! {
             answer = self.ask_host(exchange, caller, call, &args) => answer,
             () = exchange.cancelled.cancelled() => Err(Unanswered::Cancelled),
         };
-        self.conclude(exchange, &tool, &args, asked).await;
+        self.conclude(exchange, &tool, (&args, false), asked).await;
     }
 
-    /// Audits the end of a call and hands its outcome to whoever waits.
-    async fn conclude(self: &Rc<Self>, exchange: &Rc<Exchange>, tool: &str, args: &Args, asked: Asked) {
+    /// Audits the end of a call, unless that is on record already (an earlier sidecar wrote it and died
+    /// before the caller had the answer), and hands its outcome to whoever waits.
+    async fn conclude(
+        self: &Rc<Self>,
+        exchange: &Rc<Exchange>,
+        tool: &str,
+        (args, on_record): (&Args, bool),
+        asked: Asked,
+    ) {
         let call_id = &exchange.key;
         let sid = exchange.seat().sid;
         let (outcome, record) = match asked {
@@ -193,7 +203,10 @@ impl Core {
                 (Outcome::Result(ToolResult::error(&text)), record)
             }
         };
-        self.audit.write(record).await;
+        if !on_record {
+            self.audit.write(record).await;
+            crash::at("done-written");
+        }
         let outcome =
             if self.attached.borrow().contains(call_id) { self.marked(call_id, outcome) } else { outcome };
         self.ledger.borrow_mut().ended(call_id, outcome.weight(), now_ms());
@@ -255,6 +268,7 @@ impl Core {
         dispatched.reason = Some(exchange);
         let answer = self.link.request_with_id(id, "tools/call", params).await;
         dispatched.reason = None;
+        crash::at("result-read");
         match answer.map(crate::host::Answer::into_result) {
             Ok(Ok(result)) => Ok(super::beside(result.len(), move || ToolResult::from_host(result)).await),
             Ok(Err(error)) => Ok(ToolResult::error(&error.message)),
@@ -273,6 +287,8 @@ impl Core {
 
     /// Calls of an earlier sidecar become orphans of this one.
     pub(super) fn inherit_calls(self: &Rc<Self>) {
+        let call_ids: Vec<_> = self.hello.in_flight.iter().map(|call| call.call_id.as_str()).collect();
+        let on_record = crate::audit::ended(self.dir.audit_file(), &call_ids);
         for call in &self.hello.in_flight {
             let note: Option<Note> =
                 call.note.as_ref().and_then(|note| serde_json::from_str(note.get()).ok());
@@ -306,11 +322,14 @@ impl Core {
             let args = Args::redacted_before(&note.args);
             self.notes.borrow_mut().insert(call.call_id.clone(), note);
             let (answer, late) = tokio::sync::oneshot::channel();
+            let on_record = on_record.contains(call.call_id.as_str());
             let (core, call) = (self.clone(), call.clone());
             if matches!(call.state, InFlightState::Running | InFlightState::Finished) {
                 self.late_results.borrow_mut().insert(call.call_id.clone(), answer);
             }
-            self.tasks.spawn_local(async move { core.run_inherited(&exchange, &call, &args, late).await });
+            self.tasks.spawn_local(async move {
+                core.run_inherited(&exchange, &call, (&args, on_record), late).await;
+            });
         }
     }
 
@@ -318,7 +337,7 @@ impl Core {
         self: Rc<Self>,
         exchange: &Rc<Exchange>,
         call: &InFlight,
-        args: &Args,
+        (args, on_record): (&Args, bool),
         late: tokio::sync::oneshot::Receiver<ToolResult>,
     ) {
         let asked = match call.state {
@@ -334,7 +353,7 @@ impl Core {
             },
         };
         self.late_results.borrow_mut().remove(&call.call_id);
-        self.conclude(exchange, &call.tool, args, asked).await;
+        self.conclude(exchange, &call.tool, (args, on_record), asked).await;
     }
 
     /// The shim may forget these calls; sent in batches.
@@ -378,11 +397,20 @@ impl Core {
     fn sweep(&self) {
         let sweep = self.ledger.borrow_mut().sweep(now_ms());
         for call_id in &sweep.drop {
-            if let Some(exchange) = self.exchanges.borrow().get(call_id) {
-                exchange.replace_outcome(Outcome::Result(ToolResult::error(&dropped_text(call_id))));
+            let exchange = self.exchanges.borrow().get(call_id).cloned();
+            if let Some(exchange) = exchange {
+                let dropped = Outcome::Result(ToolResult::error(&dropped_text(call_id)));
+                self.replace_outcome(&exchange, dropped);
             }
         }
         self.forgotten(sweep.forget);
+    }
+
+    /// Another outcome in place of the one that nobody has read: it is the stream's response from now
+    /// on, and the old one's bytes are free.
+    fn replace_outcome(&self, exchange: &Exchange, outcome: Outcome) {
+        exchange.replace_outcome(outcome);
+        exchange.take_seat(exchange.seat().again(self.next_epoch()));
     }
 
     /// These calls are out of the ledger: their results go, here and at the shim.

@@ -128,7 +128,7 @@ impl Endpoint for Core {
                 };
             }
             "logging/setLevel" => {
-                return if self.set_level(&caller.sid, params) {
+                return if self.set_level(&caller.sid, params).await {
                     ok(reply::short_result(id, "{}"))
                 } else {
                     error(StatusCode::OK, id, code::INVALID_PARAMS, "level must be one of RFC 5424's names")
@@ -146,7 +146,7 @@ impl Endpoint for Core {
                 return error(StatusCode::OK, id, code::METHOD_NOT_FOUND, "method not found");
             }
             "resources/subscribe" | "resources/unsubscribe" => {
-                match self.subscribe(&caller.sid, method, params) {
+                match self.subscribe(&caller.sid, method, params).await {
                     Err(wrong) => return error(StatusCode::OK, id, code::INVALID_PARAMS, wrong),
                     Ok(false) => return ok(reply::short_result(id, "{}")),
                     Ok(true) => self.start_relay(caller, id, accepts_stream, method, params),
@@ -300,7 +300,7 @@ impl Core {
     /// A session is out of the table: everything that was only for it ends.
     pub(super) fn session_gone(&self, sid: &str) {
         self.session_ended(sid);
-        self.levels.borrow_mut().remove(sid);
+        self.settle_wants();
         let exchanges = self.exchanges.borrow();
         let relays = exchanges.values().filter(|exchange| !exchange.is_call && exchange.belongs_to(sid));
         let relays: Vec<String> = relays.map(|exchange| exchange.key.clone()).collect();
@@ -341,6 +341,10 @@ impl Core {
             return None;
         }
         self.ledger.borrow_mut().returned(&exchange.key);
+        // Whatever its earlier connection still does tells nothing about this one.
+        for calls in self.deliveries.borrow_mut().values_mut() {
+            calls.retain(|call| *call != exchange.key);
+        }
         let reader = exchange.stream().read(Some(position));
         Some((exchange, reader))
     }

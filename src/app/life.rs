@@ -30,7 +30,7 @@ use crate::host::link::{self, LinkEnd};
 use crate::host::stdio;
 use crate::mcp::session::Sessions;
 use crate::process::{self, Identity};
-use crate::text::with_causes;
+use crate::text::{clean, with_causes};
 use crate::{control, http, keeper, state};
 
 /// Exit code of a refused config (contract 16).
@@ -74,9 +74,9 @@ pub fn run(dir: AgentDir) -> ExitCode {
 /// # Errors
 /// What it would refuse, for people.
 pub async fn check(dir: &AgentDir, state_file: Option<&Path>) -> Result<(), String> {
-    store::load_readonly(dir).map_err(|error| error.to_string())?;
+    store::load_readonly(dir).map_err(|error| with_causes(&error))?;
     if let Some(file) = state_file {
-        let state = state::read(file).map_err(|error| error.to_string())?;
+        let state = state::read(file).map_err(|error| with_causes(&error))?;
         if let Some(state) = state.filter(|state| state.host.is_alive())
             && let Ok(path) = keeper::socket_path(&state.instance)
         {
@@ -102,7 +102,7 @@ async fn live(dir: AgentDir) -> u8 {
             return 1;
         }
     };
-    let early = EarlyLink { link, unstarted, id };
+    let mut early = EarlyLink { link, unstarted, id };
     if hello.protocol != PROTOCOL {
         let text = format!(
             "this sidecar ({VERSION}) speaks frame protocol {PROTOCOL}, the shim {}; run `a2mcp install omp` again",
@@ -112,28 +112,31 @@ async fn live(dir: AgentDir) -> u8 {
     }
     let loaded = match dir.create().map_err(|error| format!("cannot use {}: {error}", dir.root().display())) {
         Err(error) => Err(error),
-        Ok(()) => store::load(&dir).map_err(|error| error.to_string()),
+        Ok(()) => operate::aside(&dir, store::load).await.map_err(|error| with_causes(&error)),
     };
     let loaded = match loaded {
         Ok(loaded) => loaded,
         Err(error) => return early.refuse(code::CONFIG_REFUSED, error, EXIT_REFUSED).await,
     };
-    let host = host_of(&hello);
-    let (bound, found) = match keeping::listen(&loaded.config, &dir, &hello, host).await {
+    let host = host_identity(&hello);
+    let listening = tokio::select! {
+        listening = keeping::listen(&loaded.config, &dir, &hello, host) => listening,
+        // A busy port is tried for seconds: nobody may be there any more when it becomes free.
+        () = early.unstarted.ended() => return gone_early(),
+        () = process::ended(host) => return gone_early(),
+    };
+    let (bound, found) = match listening {
         Ok(listening) => listening,
         Err(error @ bind::BindError::Busy { .. }) => {
             return early.refuse(code::PORT_BUSY, error.to_string(), 1).await;
         }
-        Err(error) => return early.refuse(code::CONFIG_REFUSED, error.to_string(), EXIT_REFUSED).await,
+        Err(error) => {
+            let file = dir.config_file().to_string_lossy();
+            let text = format!("{}: {}", clean(&file, 400), with_causes(&error));
+            return early.refuse(code::CONFIG_REFUSED, text, EXIT_REFUSED).await;
+        }
     };
     serve(dir, early, hello, loaded, bound, found).await
-}
-
-fn host_of(hello: &Hello) -> Identity {
-    match hello.host.start_time {
-        Some(start_time) => Identity { pid: hello.host.pid, start_time },
-        None => Identity::of(hello.host.pid).unwrap_or(Identity { pid: hello.host.pid, start_time: 0 }),
-    }
 }
 
 /// The link before it has an owner: only the hello is answered.
@@ -169,6 +172,19 @@ fn read_hello(frame: &Bytes) -> Result<(Bytes, Hello), String> {
     Ok((id, serde_json::from_str(params).map_err(|error| format!("bridge/hello: {error}"))?))
 }
 
+fn host_identity(hello: &Hello) -> Identity {
+    let pid = hello.host.pid;
+    match hello.host.start_time {
+        Some(start_time) => Identity { pid, start_time },
+        None => Identity::of(pid).unwrap_or(Identity { pid, start_time: 0 }),
+    }
+}
+
+fn gone_early() -> u8 {
+    tracing::info!("the host went away before the endpoint was open");
+    0
+}
+
 async fn serve(
     dir: AgentDir,
     early: EarlyLink,
@@ -194,7 +210,7 @@ async fn serve(
         Ok(_) => {}
         Err(error) => warnings.push(format!("earlier sessions are lost: {}", with_causes(&error))),
     }
-    let host = host_of(&hello);
+    let host = host_identity(&hello);
     let (keeping, keeper_events) =
         Keeping::begin(found, &bound.listener, &hello, host, dir.stderr(port), &mut warnings).await;
     let tasks = TaskTracker::new();
@@ -246,10 +262,12 @@ async fn serve(
     for warning in warnings {
         core.notify(Level::Warning, format!("a2mcp: {warning}"));
     }
+    core.restore_wants();
     tokio::task::spawn_local(core.clone().keep_catalogue());
     tokio::task::spawn_local(core.clone().keep_state());
     tokio::task::spawn_local(core.clone().keep_keeper(keeper_events));
     tokio::task::spawn_local(core.clone().keep_ledger());
+    tokio::task::spawn_local(core.clone().watch_host());
     let code = core.clone().until_the_end(owner, server).await;
     drop(control);
     code
@@ -306,7 +324,6 @@ impl Core {
             }
             End::Restart => {
                 self.phase.set(Phase::Restarting);
-                self.dismiss_readers();
                 (EXIT_RESTART, Some(GoodbyeReason::Restart))
             }
             End::HostGone(why) => {

@@ -15,8 +15,6 @@ use crate::mcp::sse::Position;
 
 /// Most server streams of one session; the oldest ends when there are more.
 const MAX_STREAMS: usize = 16;
-/// Most resources one session may subscribe to.
-const MAX_SUBSCRIPTIONS: usize = 1024;
 /// Streams with these names are server streams.
 const PREFIX: &str = "server-";
 
@@ -26,48 +24,6 @@ pub(super) type Listeners = HashMap<String, Vec<Rc<Stream>>>;
 /// What a session missed while it had no server stream: methods of `list_changed` notifications.
 pub(super) type Missed = HashMap<String, BTreeSet<String>>;
 
-/// Which sessions want to hear of which resources.
-#[derive(Debug, Default)]
-pub(super) struct Subscriptions {
-    by_uri: HashMap<String, BTreeSet<String>>,
-}
-
-impl Subscriptions {
-    /// Whether the host must be asked: nobody was subscribed before.
-    pub(super) fn add(&mut self, uri: &str, sid: &str) -> Result<bool, &'static str> {
-        let count = self.by_uri.values().filter(|sids| sids.contains(sid)).count();
-        if count >= MAX_SUBSCRIPTIONS {
-            return Err("too many subscriptions");
-        }
-        let sids = self.by_uri.entry(uri.to_owned()).or_default();
-        let is_first = sids.is_empty();
-        sids.insert(sid.to_owned());
-        Ok(is_first)
-    }
-
-    /// Whether the host must be told: nobody is subscribed any more.
-    pub(super) fn remove(&mut self, uri: &str, sid: &str) -> bool {
-        let Some(sids) = self.by_uri.get_mut(uri) else { return false };
-        let was = sids.remove(sid);
-        if sids.is_empty() {
-            self.by_uri.remove(uri);
-            return was;
-        }
-        false
-    }
-
-    /// A session has ended: the resources nobody is subscribed to any more.
-    pub(super) fn remove_session(&mut self, sid: &str) -> Vec<String> {
-        let uris: Vec<String> = self.by_uri.keys().cloned().collect();
-        uris.into_iter().filter(|uri| self.remove(uri, sid)).collect()
-    }
-
-    /// Who is subscribed.
-    pub(super) fn of(&self, uri: &str) -> Vec<String> {
-        self.by_uri.get(uri).map(|sids| sids.iter().cloned().collect()).unwrap_or_default()
-    }
-}
-
 impl Core {
     /// Opens a server stream, or resumes the one that `position` names.
     pub(super) fn listen(&self, sid: &str, position: Option<&Position>) -> Reader {
@@ -75,17 +31,20 @@ impl Core {
         let streams = listeners.entry(sid.to_owned()).or_default();
         let known =
             position.and_then(|position| streams.iter().find(|stream| stream.name() == position.stream));
-        if let Some(stream) = known {
-            return stream.read(position);
-        }
-        let stream = Stream::new(format!("{PREFIX}{}", uuid::Uuid::new_v4()), self.next_epoch());
-        streams.retain(|stream| stream.is_read() || stream.has_events());
-        streams.push(stream.clone());
-        if streams.len() > MAX_STREAMS {
-            streams.remove(0).end();
-        }
+        let (stream, position) = match known {
+            Some(stream) => (stream.clone(), position),
+            None => {
+                let stream = Stream::new(format!("{PREFIX}{}", uuid::Uuid::new_v4()), self.next_epoch());
+                streams.retain(|stream| stream.is_read() || stream.has_events());
+                streams.push(stream.clone());
+                if streams.len() > MAX_STREAMS {
+                    streams.remove(0).end();
+                }
+                (stream, None)
+            }
+        };
         drop(listeners);
-        let reader = stream.read(None);
+        let reader = stream.read(position);
         for method in self.missed.borrow_mut().remove(sid).unwrap_or_default() {
             stream.push(Kind::Notification, vec![notification(&method)]);
         }
@@ -142,13 +101,6 @@ impl Core {
         }
         self.missed.borrow_mut().remove(sid);
         self.drop_questions_to(sid);
-        for uri in self.subscriptions.borrow_mut().remove_session(sid) {
-            let link = self.link.clone();
-            self.tasks.spawn_local(async move {
-                let params = Bytes::from(serde_json::json!({ "uri": uri }).to_string());
-                let _ = link.request("resources/unsubscribe", vec![params]).await;
-            });
-        }
     }
 
     /// Every server stream ends for good.
@@ -158,7 +110,8 @@ impl Core {
         }
     }
 
-    /// Every stream ends resumable: the next sidecar goes on with it.
+    /// Every stream ends resumable, once and at the very end: some clients resume only once, and the
+    /// next sidecar is there before they do.
     pub(super) fn dismiss_readers(&self) {
         for stream in self.listeners.borrow().values().flatten() {
             stream.dismiss_reader();
@@ -172,23 +125,4 @@ impl Core {
 /// A notification without parameters.
 fn notification(method: &str) -> Bytes {
     format!(r#"{{"jsonrpc":"2.0","method":"{method}"}}"#).into()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_host_hears_of_the_first_and_the_last_subscriber() {
-        let mut subscriptions = Subscriptions::default();
-        assert_eq!(subscriptions.add("a:", "s"), Ok(true));
-        assert_eq!(subscriptions.add("a:", "t"), Ok(false));
-        assert_eq!(subscriptions.add("b:", "s"), Ok(true));
-        assert!(!subscriptions.remove("a:", "s"));
-        assert!(!subscriptions.remove("a:", "s"), "twice is once");
-        assert_eq!(subscriptions.of("a:"), ["t"]);
-        assert!(subscriptions.remove("a:", "t"));
-        assert_eq!(subscriptions.remove_session("s"), ["b:"]);
-        assert!(!subscriptions.remove("c:", "s"));
-    }
 }

@@ -3,10 +3,11 @@
 //! [`life`] starts and stops it and is the only place that decides to exit; [`endpoint`] answers
 //! HTTP with it; [`calls`] carries a `tools/call` from caller to host and back, [`relay`] any other
 //! method the host offers, both as an [`exchange`] with a resumable stream ([`streams`]);
-//! [`reply`] chooses between JSON and stream;
-//! [`listeners`] holds the sessions' server streams, [`questions`] what the host asks callers;
-//! [`peer`] takes what the shim sends unasked; [`operate`] does what the operator asks for; [`bind`]
-//! finds the port, [`keeping`] has the keeper hold it; [`log`] owns stderr.
+//! [`reply`] chooses between JSON and stream; [`listeners`] holds the sessions' server streams,
+//! [`questions`] what the host asks callers, [`wants`] what sessions asked to hear of; [`stall`] tells
+//! callers of a host that does not respond; [`peer`] takes what the shim sends unasked; [`operate`]
+//! does what the operator asks for; [`bind`] finds the port, [`keeping`] has the keeper hold it;
+//! [`log`] owns stderr.
 //!
 //! Everything runs on one thread, so the core's parts sit in `RefCell`s and are borrowed for the
 //! length of a statement, never over an await.
@@ -24,10 +25,12 @@ mod peer;
 mod questions;
 mod relay;
 mod reply;
+mod stall;
 pub mod streams;
+mod wants;
 
 use std::cell::{Cell, RefCell};
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -103,9 +106,9 @@ pub struct Core {
     questions: RefCell<HashMap<String, questions::Question>>,
     listeners: RefCell<listeners::Listeners>,
     missed: RefCell<listeners::Missed>,
-    subscriptions: RefCell<listeners::Subscriptions>,
-    /// Log levels by session, and the one the host was told.
-    levels: RefCell<HashMap<String, usize>>,
+    /// The resources the host was asked to watch.
+    subscribed: RefCell<BTreeSet<String>>,
+    /// The log level the host was told.
     host_level: Cell<Option<usize>>,
     epoch: Cell<u64>,
     call_ended: Notify,
@@ -193,8 +196,7 @@ impl Core {
             questions: RefCell::default(),
             listeners: RefCell::default(),
             missed: RefCell::default(),
-            subscriptions: RefCell::default(),
-            levels: RefCell::default(),
+            subscribed: RefCell::default(),
             host_level: Cell::new(None),
             epoch: Cell::new(now_ms()),
             call_ended: Notify::new(),

@@ -12,6 +12,7 @@ use crate::control::status::{self, Status};
 use crate::control::{self, Reply, Request};
 use crate::frame::messages::{Level, Notice};
 use crate::http::{Endpoint as _, Health};
+use crate::text::with_causes;
 use crate::{process, state};
 
 /// How long calls may still take at a restart or stop, unless the operator says otherwise.
@@ -33,7 +34,7 @@ pub async fn perform(core: Rc<Core>, request: Request) -> Reply {
                 core.take_token(loaded.token).await;
                 done("the new token is in force")
             }
-            Err(error) => Reply::Error(error.to_string()),
+            Err(error) => Reply::Error(with_causes(&error)),
         },
         Request::Restart { grace_ms } => match core.may_restart().await {
             Err(why) => Reply::Error(format!("not restarted: {why}")),
@@ -68,7 +69,7 @@ pub async fn perform(core: Rc<Core>, request: Request) -> Reply {
 }
 
 /// Works on the config file beside the one thread everything else runs on: it may wait for a lock.
-async fn aside<T: Send + 'static>(
+pub(super) async fn aside<T: Send + 'static>(
     dir: &AgentDir,
     work: impl FnOnce(&AgentDir) -> Result<T, ConfigError> + Send + 'static,
 ) -> Result<T, ConfigError> {
@@ -93,7 +94,7 @@ pub async fn host_command(core: &Rc<Core>, argv: &[String]) -> Notice {
         ["rotate"] => {
             return match rotate(&core.dir, Some(core)).await {
                 Ok(rotated) => rotated.notice(),
-                Err(error) => Notice { text: error.to_string(), level: Level::Error },
+                Err(error) => Notice { text: with_causes(&error), level: Level::Error },
             };
         }
         ["restart"] => Request::Restart { grace_ms },
@@ -164,6 +165,8 @@ pub async fn rotate(dir: &AgentDir, own: Option<&Rc<Core>>) -> Result<Rotated, C
                     .silent
                     .push(format!("the sidecar with pid {} on port {}", status.pid, status.port)),
             },
+            // Each sidecar of this directory has its state in it: another's.
+            Err(_) if found.port().is_some_and(|port| !dir.state_file(port).exists()) => {}
             // Whose it is cannot be known: better named than forgotten.
             Err(_) => rotated.silent.push(format!("the sidecar behind {socket}")),
         }
@@ -193,7 +196,7 @@ impl Core {
 
     /// Whether the next sidecar could start: config, state and the binary now on disk.
     async fn may_restart(&self) -> Result<(), String> {
-        store::load_readonly(&self.dir).map_err(|error| error.to_string())?;
+        store::load_readonly(&self.dir).map_err(|error| with_causes(&error))?;
         let state = self.dir.state_file(self.address.port());
         let args = [
             OsStr::new("sidecar"),
@@ -294,7 +297,9 @@ impl Core {
     /// What the config on disk says that acts only at the host's next start.
     fn notes(&self) -> Vec<String> {
         match store::load_readonly(&self.dir) {
-            Err(error) => vec![format!("the config would be refused at the next restart: {error}")],
+            Err(error) => {
+                vec![format!("the config would be refused at the next restart: {}", with_causes(&error))]
+            }
             Ok((config, _)) => {
                 let changed =
                     [("port", config.port != self.config.port), ("host", config.host != self.config.host)];

@@ -8,7 +8,7 @@
 use std::rc::Rc;
 
 use bytes::Bytes;
-use tokio::time::Duration;
+use tokio::time::{Duration, Instant};
 
 use super::Core;
 use super::exchange::Exchange;
@@ -31,6 +31,8 @@ pub(super) struct Question {
     sid: String,
     /// The call it belongs to.
     call: Option<String>,
+    /// Where it was asked.
+    stream: Rc<Stream>,
 }
 
 impl Core {
@@ -65,7 +67,12 @@ impl Core {
             r#"{{"jsonrpc":"2.0","id":"{id}","method":{},"params":"#,
             crate::frame::raw::quote(method)
         );
-        let question = Question { host_id: host_id.clone(), sid, call: call.map(|call| call.key.clone()) };
+        let question = Question {
+            host_id: host_id.clone(),
+            sid,
+            call: call.map(|call| call.key.clone()),
+            stream: stream.clone(),
+        };
         self.questions.borrow_mut().insert(id.clone(), question);
         stream.push(Kind::Question, vec![text.into(), without_ours(params), Bytes::from_static(b"}")]);
         let core = self.clone();
@@ -88,20 +95,40 @@ impl Core {
         }
     }
 
-    /// Ends a question whose caller stays away.
+    /// Ends a question whose caller stays away; what else happens on the stream meanwhile is no sign
+    /// of the caller.
     async fn watch_question(self: Rc<Self>, id: &str, stream: &Stream) {
         let is_open = || self.questions.borrow().contains_key(id);
+        let mut away_since = None;
         while is_open() {
-            let changed = stream.change();
             if stream.is_read() {
-                tokio::select! {
-                    () = changed => {}
-                    () = tokio::time::sleep(AWAY) => {}
-                }
-            } else if tokio::time::timeout(AWAY, changed).await.is_err() && !stream.is_read() {
+                away_since = None;
+                let _ = tokio::time::timeout(AWAY, stream.change()).await;
+                continue;
+            }
+            let since = *away_since.get_or_insert_with(Instant::now);
+            let changed = tokio::time::timeout_at(since + AWAY, stream.change());
+            if changed.await.is_err() && !stream.is_read() {
                 self.drop_question(id, "the caller went away");
             }
         }
+    }
+
+    /// The host does not want an answer any more: the caller is told under the id it knows.
+    pub(super) fn host_cancels(&self, params: &Bytes) {
+        let Some(params) = std::str::from_utf8(params).ok().and_then(RawObject::parse) else { return };
+        let Some(host_id) = params.get("requestId").map(|id| id.get()) else { return };
+        let questions = self.questions.borrow();
+        let found = questions.iter().find(|(_, question)| question.host_id == host_id);
+        let Some(id) = found.map(|(id, _)| id.clone()) else { return };
+        drop(questions);
+        let Some(question) = self.questions.borrow_mut().remove(&id) else { return };
+        let reason =
+            params.get("reason").map(|text| format!(r#","reason":{}"#, text.get())).unwrap_or_default();
+        let text = format!(
+            r#"{{"jsonrpc":"2.0","method":"notifications/cancelled","params":{{"requestId":"{id}"{reason}}}}}"#
+        );
+        question.stream.push(Kind::Notification, vec![text.into()]);
     }
 
     /// A caller's answer; whether anybody waited for it.

@@ -1,6 +1,6 @@
 //! Requests and notifications of callers that the sidecar does not know, passed to a host that declared
-//! them (contract 17, "any other MCP request or notification the features name"), and the few that it
-//! must know because they are per session: log levels, subscriptions.
+//! them (contract 17, "any other MCP request or notification the features name"), and what such a host
+//! says on its own. What the sidecar must know of it because it is per session is in [`super::wants`].
 
 use std::rc::Rc;
 
@@ -14,14 +14,6 @@ use crate::frame::raw::{RawObject, key_is, quote, string};
 use crate::host::{Answer, LinkError};
 use crate::mcp::call::ToolResult;
 
-/// The levels of `logging/setLevel`, least severe first (RFC 5424).
-const LEVELS: [&str; 8] = ["debug", "info", "notice", "warning", "error", "critical", "alert", "emergency"];
-
-/// A level's rank; `None` for what is none.
-fn rank(level: &str) -> Option<usize> {
-    LEVELS.iter().position(|known| *known == level)
-}
-
 impl Core {
     /// Whether the host declared the capability that a method's first word names.
     pub(super) fn host_offers(&self, method: &str) -> bool {
@@ -34,7 +26,7 @@ impl Core {
         self.host_capability(capability).is_some()
     }
 
-    fn host_capability(&self, name: &str) -> Option<&str> {
+    pub(super) fn host_capability(&self, name: &str) -> Option<&str> {
         let capabilities = RawObject::parse(self.hello.capabilities.as_ref()?.get())?;
         capabilities.get(name).map(|value| value.get()).filter(|value| value.starts_with('{'))
     }
@@ -68,6 +60,7 @@ impl Core {
         params: Option<&str>,
     ) -> Rc<Exchange> {
         let key = uuid::Uuid::new_v4().to_string();
+        let subscribed = (method == "resources/subscribe").then(|| uri_of(params)).flatten();
         let (params, progress_token) = for_host(params, &key, &caller);
         let seat = Seat {
             sid: caller.sid,
@@ -93,36 +86,17 @@ impl Core {
                     Outcome::Cancelled
                 }
             };
+            if let Some(uri) = &subscribed
+                && !matches!(outcome, Outcome::Relayed(_))
+            {
+                // The next one who subscribes asks the host again.
+                core.subscription_refused(uri);
+            }
             core.drop_questions_of(&running.key, "the request has ended");
             core.exchanges.borrow_mut().remove(&running.key);
             running.finish(outcome);
         });
         exchange
-    }
-
-    /// `logging/setLevel`: kept per session; the host, if it logs, hears the lowest.
-    pub(super) fn set_level(&self, sid: &str, params: Option<&str>) -> bool {
-        let level = params
-            .and_then(RawObject::parse)
-            .and_then(|params| string(params.get("level")?).and_then(|level| rank(&level)));
-        let Some(level) = level else { return false };
-        self.levels.borrow_mut().insert(sid.to_owned(), level);
-        let lowest = self.levels.borrow().values().min().copied().unwrap_or(level);
-        if self.host_capability("logging").is_some() && self.host_level.replace(Some(lowest)) != Some(lowest)
-        {
-            let link = self.link.clone();
-            self.tasks.spawn_local(async move {
-                let params = Bytes::from(format!(r#"{{"level":"{}"}}"#, LEVELS[lowest]));
-                let _ = link.request("logging/setLevel", vec![params]).await;
-            });
-        }
-        true
-    }
-
-    /// Whether a session wants messages of this level; without a level it wants all.
-    pub(super) fn wants_level(&self, sid: &str, level: &str) -> bool {
-        let wanted = self.levels.borrow().get(sid).copied().unwrap_or_default();
-        rank(level).is_none_or(|level| level >= wanted)
     }
 
     /// A log message of the host: onto its call's stream, else to every session that listens.
@@ -164,26 +138,25 @@ impl Core {
     /// The operator is being asked: the caller's stream says so (contract 4.3).
     pub(super) fn tell_awaiting_approval(&self, call_id: &str) {
         let Some(exchange) = self.exchanges.borrow().get(call_id).cloned() else { return };
-        if !exchange.has_progress() {
-            exchange.tell_progress(0.0, "0", r#","message":"awaiting approval""#);
-        }
         if self.wants_level(&exchange.seat().sid, "notice") {
             let params = r#"{"level":"notice","logger":"a2mcp","data":"awaiting approval"}"#;
             exchange
                 .tell(vec![notification("notifications/message", &Bytes::from_static(params.as_bytes()))]);
+        }
+        if !exchange.has_progress() {
+            exchange.tell_progress(0.0, "0", r#","message":"awaiting approval""#);
         }
     }
 
     /// Any other notification of the host.
     pub(super) fn relay_notification(&self, method: &str, params: &Bytes) {
         if method == "notifications/resources/updated" {
-            let uri = std::str::from_utf8(params)
-                .ok()
-                .and_then(RawObject::parse)
-                .and_then(|params| string(params.get("uri")?).map(std::borrow::Cow::into_owned));
-            let sids = uri.map(|uri| self.subscriptions.borrow().of(&uri)).unwrap_or_default();
+            let uri = uri_of(std::str::from_utf8(params).ok());
+            let sids = uri.map(|uri| self.subscribers(&uri)).unwrap_or_default();
             let payload = notification(method, &super::questions::without_ours(params));
             self.tell_sessions(&payload, |sid| sids.iter().any(|subscribed| subscribed == sid));
+        } else if method == "notifications/cancelled" {
+            self.host_cancels(params);
         } else if method.ends_with("/list_changed") {
             self.tell_list_changed(method);
         } else {
@@ -194,28 +167,11 @@ impl Core {
             }
         }
     }
+}
 
-    /// `resources/subscribe` and `unsubscribe` are counted here; the host hears the first and the last.
-    ///
-    /// # Errors
-    /// What is wrong with the parameters, for the caller.
-    pub(super) fn subscribe(
-        &self,
-        sid: &str,
-        method: &str,
-        params: Option<&str>,
-    ) -> Result<bool, &'static str> {
-        let uri = params
-            .and_then(RawObject::parse)
-            .and_then(|params| string(params.get("uri")?).map(std::borrow::Cow::into_owned));
-        let uri = uri.ok_or("uri is missing")?;
-        let mut subscriptions = self.subscriptions.borrow_mut();
-        if method.ends_with("/unsubscribe") {
-            Ok(subscriptions.remove(&uri, sid))
-        } else {
-            subscriptions.add(&uri, sid)
-        }
-    }
+pub(super) fn uri_of(params: Option<&str>) -> Option<String> {
+    let params = RawObject::parse(params?)?;
+    string(params.get("uri")?).map(std::borrow::Cow::into_owned)
 }
 
 fn relay_error(message: &str) -> Outcome {

@@ -16,10 +16,14 @@ use rustix::fs::OFlags;
 /// A file larger than this becomes `.1` before the next record is written.
 pub const ROTATE_BYTES: u64 = 512 * 1024;
 
+/// Every so many batches it is looked whether the lock file is still the one others take.
+const LOOK_EVERY: u32 = 64;
+
 pub(super) struct Log {
     path: PathBuf,
     open: Option<Open>,
     lock: Option<File>,
+    batches: u32,
     /// Said once, not at every batch.
     cannot_rotate: bool,
 }
@@ -46,15 +50,23 @@ struct Open {
 impl Log {
     /// Follows links now: a rotation must rename the real file, not the link.
     pub(super) fn new(path: &Path) -> Log {
-        Log { path: crate::config::follow_links(path), open: None, lock: None, cannot_rotate: false }
+        Log {
+            path: crate::config::follow_links(path),
+            open: None,
+            lock: None,
+            batches: 0,
+            cannot_rotate: false,
+        }
     }
 
     pub(super) fn try_lock(&mut self) -> io::Result<Locking> {
         if !self.open()?.regular {
             return Ok(Locking::Without);
         }
-        // A lock file that somebody tidied away excludes nobody any more.
-        let gone = |lock: &File| lock.metadata().is_ok_and(|found| found.nlink() == 0);
+        // A lock file that somebody tidied away excludes nobody any more; looked at now and then.
+        self.batches = self.batches.wrapping_add(1);
+        let is_due = self.batches % LOOK_EVERY == 1;
+        let gone = |lock: &File| is_due && lock.metadata().is_ok_and(|found| found.nlink() == 0);
         if self.lock.as_ref().is_none_or(gone) {
             let flags = OFlags::NOFOLLOW.bits() as i32;
             self.lock = OpenOptions::new()
@@ -136,6 +148,16 @@ impl Log {
             None => Open::at(&self.path)?,
         };
         Ok(self.open.insert(open))
+    }
+
+    /// What both generations hold now, the older one first. Nothing where there is no regular file.
+    pub(super) fn generations(&self) -> String {
+        let read = |path: &Path| {
+            let regular = std::fs::metadata(path).is_ok_and(|found| found.is_file());
+            if regular { std::fs::read(path).unwrap_or_default() } else { Vec::new() }
+        };
+        let both = [read(&self.beside(".1")), read(&self.path)].concat();
+        String::from_utf8_lossy(&both).into_owned()
     }
 
     fn beside(&self, suffix: &str) -> PathBuf {

@@ -10,7 +10,9 @@ mod file;
 mod record;
 pub mod redact;
 
+use std::borrow::Cow;
 use std::cell::Cell;
+use std::collections::HashSet;
 use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
@@ -91,6 +93,25 @@ impl Audit {
             let _ = done.await;
         }
     }
+}
+
+/// Which of these calls have their `done` record in the file at `path`: an earlier sidecar may have
+/// written it and died before it could say so. Reads both generations, so not for every call.
+pub fn ended<'a>(path: &Path, call_ids: &[&'a str]) -> HashSet<&'a str> {
+    #[derive(serde::Deserialize)]
+    struct Line<'a> {
+        #[serde(borrow, default)]
+        id: Option<Cow<'a, str>>,
+        #[serde(borrow, default)]
+        phase: Cow<'a, str>,
+    }
+    if call_ids.is_empty() {
+        return HashSet::new();
+    }
+    let text = Log::new(path).generations();
+    let lines = text.lines().filter_map(|line| serde_json::from_str::<Line<'_>>(line).ok());
+    let done: HashSet<_> = lines.filter(|line| line.phase == "done").filter_map(|line| line.id).collect();
+    call_ids.iter().copied().filter(|id| done.contains(*id)).collect()
 }
 
 struct Owner {

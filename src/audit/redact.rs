@@ -46,7 +46,16 @@ pub fn string(text: &str) -> Cow<'_, str> {
 /// asks, so that showing the file on a terminal is harmless.
 pub(super) fn push_json(out: &mut String, text: &str) {
     out.push('"');
-    text.chars().for_each(|c| push_json_char(out, c));
+    let mut rest = text;
+    // Nearly all text is plain: it goes over in runs.
+    while let Some(at) = rest.find(|c| matches!(c, '"' | '\\') || (text::is_unsafe(c))) {
+        let (plain, special) = rest.split_at(at);
+        out.push_str(plain);
+        let mut chars = special.chars();
+        chars.next().into_iter().for_each(|c| push_json_char(out, c));
+        rest = chars.as_str();
+    }
+    out.push_str(rest);
     out.push('"');
 }
 

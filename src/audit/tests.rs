@@ -1,5 +1,6 @@
 use futures_util::future::join_all;
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::Write as _;
 
 use super::*;
 
@@ -251,4 +252,23 @@ fn a_linked_path_rotates_beside_its_target() {
     assert!(link.is_symlink());
     assert_eq!(ids(&link), ["new"]);
     assert_eq!(ids(&generation(&target)).len(), 1);
+}
+
+#[test]
+fn ends_on_record_are_found_in_both_generations() {
+    let tmp = tempfile::tempdir().unwrap();
+    let path = tmp.path().join("log");
+    assert!(ended(&path, &["a"]).is_empty());
+    let args = Args::redact("{}");
+    let end = |id: &str| Record::done(id, "sid", "read", &args, false);
+    run(async |tasks| Audit::start(&path, tasks).write(end("old")).await);
+    std::fs::rename(&path, generation(&path)).unwrap();
+    run(async |tasks| {
+        let audit = Audit::start(&path, tasks);
+        audit.write(end("new")).await;
+        audit.write(record("running")).await;
+    });
+    std::fs::OpenOptions::new().append(true).open(&path).unwrap().write_all(b"{\"id\":\"cut").unwrap();
+    assert_eq!(ended(&path, &["new", "running", "old", "cut"]), HashSet::from(["old", "new"]));
+    assert!(ended(Path::new("/dev/null"), &["a"]).is_empty());
 }

@@ -28,6 +28,7 @@ macro_rules! shim_files {
 /// The shim for omp: what its `package.json` names as its files, and that file itself.
 pub const OMP_SHIM: &[ShimFile] = shim_files![
     "approvals.ts"
+    "asker.ts"
     "bridge.ts"
     "calls.ts"
     "cards.ts"

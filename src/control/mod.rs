@@ -99,11 +99,14 @@ where
         // Another address, same port: its socket is alive and stays.
         path = dir.join(format!("{port}-{}.sock", std::process::id()));
     }
-    let _ = std::fs::remove_file(&path);
+    // Under its name only once it listens: one that refuses connections is taken for a dead one's.
+    let unfinished = dir.join(format!(".{port}-{}", std::process::id()));
+    let _ = std::fs::remove_file(&unfinished);
     let listener = ListenerOptions::new()
-        .name(path.as_path().to_fs_name::<GenericFilePath>()?)
+        .name(unfinished.as_path().to_fs_name::<GenericFilePath>()?)
         .mode(0o600)
         .create_tokio()?;
+    std::fs::rename(&unfinished, &path)?;
     let tasks = tokio::task::spawn_local(accept(listener, Rc::new(handle)));
     Ok(Server { path, tasks })
 }
@@ -196,6 +199,13 @@ pub struct Found {
     pub status: io::Result<status::Status>,
 }
 
+impl Found {
+    /// The port of its endpoint, which names the socket.
+    pub fn port(&self) -> Option<u16> {
+        self.socket.file_stem()?.to_str()?.split('-').next()?.parse().ok()
+    }
+}
+
 /// All sidecars of this user; sockets nobody listens on are removed.
 ///
 /// # Errors
@@ -208,26 +218,29 @@ pub async fn find() -> io::Result<Vec<Found>> {
     };
     sockets.retain(|path| path.extension().is_some_and(|extension| extension == "sock"));
     sockets.sort();
-    let mut found = Vec::new();
-    for socket in sockets {
-        let mut answer = ask(&socket, &Request::Status).await;
-        if answer.as_ref().is_err_and(has_hung_up) {
-            // It was just ending: then it is gone now, or the next one is there.
-            answer = ask(&socket, &Request::Status).await;
-        }
-        let status = match answer {
-            Ok(Reply::Ok(value)) => serde_json::from_value(value).map_err(io::Error::other),
-            Ok(Reply::Error(error)) => Err(io::Error::other(error)),
-            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-                let _ = std::fs::remove_file(&socket);
-                continue;
-            }
-            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-            Err(error) => Err(error),
-        };
-        found.push(Found { socket, status });
+    // All at once: one that hangs costs its time-out, not one time-out each.
+    let found = futures_util::future::join_all(sockets.into_iter().map(meet)).await;
+    Ok(found.into_iter().flatten().collect())
+}
+
+/// Asks the sidecar behind one socket; `None` when there is none any more.
+async fn meet(socket: PathBuf) -> Option<Found> {
+    let mut answer = ask(&socket, &Request::Status).await;
+    if answer.as_ref().is_err_and(has_hung_up) {
+        // It was just ending: then it is gone now, or the next one is there.
+        answer = ask(&socket, &Request::Status).await;
     }
-    Ok(found)
+    let status = match answer {
+        Ok(Reply::Ok(value)) => serde_json::from_value(value).map_err(io::Error::other),
+        Ok(Reply::Error(error)) => Err(io::Error::other(error)),
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+            let _ = std::fs::remove_file(&socket);
+            return None;
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
+        Err(error) => Err(error),
+    };
+    Some(Found { socket, status })
 }
 
 /// Whether the connection ended without an answer.

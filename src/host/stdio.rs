@@ -10,6 +10,8 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::UnixStream;
 use tokio::net::unix::pipe;
 
+use crate::crash::{self, Carries};
+
 /// The frames' two directions.
 pub type Halves = (Box<dyn AsyncRead + Unpin>, Box<dyn AsyncWrite + Unpin>);
 
@@ -44,8 +46,8 @@ pub fn reader(fd: OwnedFd) -> io::Result<Box<dyn AsyncRead + Unpin>> {
 /// When `fd` is neither.
 pub fn writer(fd: OwnedFd) -> io::Result<Box<dyn AsyncWrite + Unpin>> {
     Ok(match kind(&fd)? {
-        FileType::Fifo => Box::new(pipe::Sender::from_owned_fd(fd)?),
-        _ => Box::new(socket(fd)?),
+        FileType::Fifo => Box::new(crash::watch(pipe::Sender::from_owned_fd(fd)?, Carries::Frames)),
+        _ => Box::new(crash::watch(socket(fd)?, Carries::Frames)),
     })
 }
 

@@ -21,6 +21,8 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::crash::{self, Carries};
+
 pub use body::{Body, MAX_BODY};
 
 /// Most connections at a time; further ones wait in the listener's queue.
@@ -185,8 +187,7 @@ async fn connection<E: Endpoint>(
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD_TIMEOUT)
         .max_buf_size(MAX_HEAD)
-        .pipeline_flush(true)
-        .serve_connection(TokioIo::new(stream), service);
+        .serve_connection(TokioIo::new(crash::watch(stream, Carries::Responses)), service);
     let mut connection = std::pin::pin!(connection);
     let ended = tokio::select! {
         ended = connection.as_mut() => ended,

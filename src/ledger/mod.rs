@@ -98,6 +98,8 @@ pub struct Entry {
     /// Size of the result that waits; `None` when it was dropped.
     bytes: Option<usize>,
     attachable: bool,
+    /// Its session has done something else since its caller left: only `Last-Event-ID` reaches it.
+    has_moved_on: bool,
 }
 
 /// A `tools/call` that asks to be admitted.
@@ -128,6 +130,9 @@ pub enum Verdict {
 #[derive(Debug)]
 pub struct Ledger {
     calls: HashMap<String, Entry>,
+    /// Which calls a newcomer could be again.
+    by_digest: HashMap<Digest, Vec<String>>,
+    orphans: usize,
     per_session: HashMap<String, usize>,
     running: usize,
     served: u64,
@@ -137,7 +142,15 @@ pub struct Ledger {
 impl Ledger {
     /// An empty ledger; `window_ms` is how long an ended orphan can be reached, 0 = not at all.
     pub fn new(window_ms: u64) -> Self {
-        Self { calls: HashMap::new(), per_session: HashMap::new(), running: 0, served: 0, window_ms }
+        Self {
+            calls: HashMap::new(),
+            by_digest: HashMap::new(),
+            orphans: 0,
+            per_session: HashMap::new(),
+            running: 0,
+            served: 0,
+            window_ms,
+        }
     }
 
     /// Decides whether a `tools/call` is a new one (then it is entered as `call_id`) or an earlier
@@ -147,12 +160,13 @@ impl Ledger {
             self.adopt(&found, newcomer.sid, newcomer.rpc_id);
             return Verdict::Attach(found);
         }
-        for orphan in self.calls.values_mut() {
+        let orphans = if self.orphans > 0 { Some(self.calls.values_mut()) } else { None };
+        for orphan in orphans.into_iter().flatten() {
             if let Caller::Left { at_ms } = orphan.caller
                 && orphan.sid == newcomer.sid
                 && now_ms > at_ms + MOVED_ON_MS
             {
-                orphan.attachable = false;
+                orphan.has_moved_on = true;
             }
         }
         if self.running >= MAX_CALLS {
@@ -170,6 +184,7 @@ impl Ledger {
             ended_ms: None,
             bytes: None,
             attachable: true,
+            has_moved_on: false,
         });
         Verdict::New
     }
@@ -180,7 +195,7 @@ impl Ledger {
         if self.window_ms == 0 {
             return None;
         }
-        let same = |entry: &&Entry| entry.attachable && entry.digest == newcomer.digest;
+        let same = self.by_digest.get(&newcomer.digest)?;
         let is_resent = |entry: &&Entry| {
             entry.sid == newcomer.sid
                 && entry.rpc_id == newcomer.rpc_id
@@ -190,7 +205,10 @@ impl Ledger {
             matches!(entry.caller, Caller::Left { .. })
                 && entry.ended_ms.is_none_or(|ended| now_ms <= ended + self.window_ms)
         };
-        let candidates = || self.calls.values().filter(same);
+        let candidates = || {
+            let calls = same.iter().filter_map(|id| self.calls.get(id));
+            calls.filter(|entry| entry.attachable && !entry.has_moved_on)
+        };
         candidates()
             .find(is_resent)
             .or_else(|| {
@@ -203,7 +221,7 @@ impl Ledger {
         let Some(entry) = self.calls.get_mut(call_id) else { return };
         let from = std::mem::replace(&mut entry.sid, sid.to_owned());
         entry.rpc_id = rpc_id.to_owned();
-        entry.caller = Caller::Connected;
+        self.set_caller(call_id, Caller::Connected);
         self.release(&from);
         *self.per_session.entry(sid.to_owned()).or_default() += 1;
     }
@@ -211,6 +229,8 @@ impl Ledger {
     fn enter(&mut self, entry: Entry) {
         *self.per_session.entry(entry.sid.clone()).or_default() += 1;
         self.running += usize::from(entry.ended_ms.is_none());
+        self.orphans += usize::from(entry.is_orphan());
+        self.by_digest.entry(entry.digest).or_default().push(entry.call_id.clone());
         self.calls.insert(entry.call_id.clone(), entry);
     }
 
@@ -237,6 +257,7 @@ impl Ledger {
             ended_ms: None,
             bytes: None,
             attachable: call.attachable,
+            has_moved_on: false,
         });
     }
 
@@ -255,22 +276,25 @@ impl Ledger {
 
     /// The caller's connection broke, or ended before the response was out.
     pub fn left(&mut self, call_id: &str, now_ms: u64) {
-        if let Some(entry) = self.calls.get_mut(call_id) {
-            entry.caller = Caller::Left { at_ms: now_ms };
-        }
+        self.set_caller(call_id, Caller::Left { at_ms: now_ms });
     }
 
     /// The caller came back by `Last-Event-ID`.
     pub fn returned(&mut self, call_id: &str) {
-        if let Some(entry) = self.calls.get_mut(call_id) {
-            entry.caller = Caller::Connected;
-        }
+        self.set_caller(call_id, Caller::Connected);
     }
 
     /// The response was handed to the connection in full.
     pub fn handed_over(&mut self, call_id: &str, now_ms: u64) {
+        self.set_caller(call_id, Caller::Delivered { at_ms: now_ms });
+    }
+
+    fn set_caller(&mut self, call_id: &str, caller: Caller) {
         if let Some(entry) = self.calls.get_mut(call_id) {
-            entry.caller = Caller::Delivered { at_ms: now_ms };
+            self.orphans -= usize::from(entry.is_orphan());
+            entry.caller = caller;
+            entry.has_moved_on = false;
+            self.orphans += usize::from(entry.is_orphan());
         }
     }
 
@@ -280,6 +304,13 @@ impl Ledger {
         if entry.ended_ms.is_none() {
             self.running -= 1;
             self.served += 1;
+        }
+        self.orphans -= usize::from(entry.is_orphan());
+        if let Some(same) = self.by_digest.get_mut(&entry.digest) {
+            same.retain(|id| id != call_id);
+            if same.is_empty() {
+                self.by_digest.remove(&entry.digest);
+            }
         }
         self.release(&entry.sid);
         Some(entry)

@@ -67,6 +67,9 @@ fn a_session_that_moves_on_gives_its_orphans_up() {
         Verdict::New,
         "edit and rerun never gets the old output"
     );
+    // Its own stream still leads to it: a client with other calls in flight only resumes late.
+    ledger.ended("a", 10, 4200);
+    assert_eq!(ledger.sweep(4300), Sweep::default());
     // Another session's different call changes nothing.
     let mut ledger = one();
     ledger.left("a", 2000);

@@ -15,6 +15,9 @@ const SEEN_STEP_MS: u64 = 10 * 60 * 1000;
 /// Longest client name or version that is kept, in characters.
 const MAX_CLIENT_TEXT: usize = 120;
 
+/// Longest list of one session's subscriptions, in bytes of their URIs.
+const MAX_SUBSCRIBED_BYTES: usize = 32 << 10;
+
 /// One session.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -36,6 +39,12 @@ pub struct Session {
     /// The client's capabilities, verbatim JSON.
     #[serde(default)]
     pub capabilities: String,
+    /// The least severe log messages it wants; absent: all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub log_level: Option<String>,
+    /// The resources it wants to hear of.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub subscriptions: Vec<String>,
     /// The use that was last written to disk.
     #[serde(skip)]
     saved_seen_ms: u64,
@@ -53,8 +62,33 @@ impl Session {
             client_name: cut(client.0),
             client_version: cut(client.1),
             capabilities,
+            log_level: None,
+            subscriptions: Vec::new(),
             saved_seen_ms: now_ms,
         }
+    }
+
+    /// It wants to hear of a resource; twice is once.
+    ///
+    /// # Errors
+    /// All its subscriptions together are too long.
+    pub fn subscribe(&mut self, uri: &str) -> Result<(), &'static str> {
+        if self.subscriptions.iter().any(|known| known == uri) {
+            return Ok(());
+        }
+        let bytes: usize = self.subscriptions.iter().map(String::len).sum();
+        if bytes + uri.len() > MAX_SUBSCRIBED_BYTES {
+            return Err("too many subscriptions");
+        }
+        self.subscriptions.push(uri.to_owned());
+        Ok(())
+    }
+
+    /// It does not want to hear of a resource any more; whether it did.
+    pub fn unsubscribe(&mut self, uri: &str) -> bool {
+        let before = self.subscriptions.len();
+        self.subscriptions.retain(|known| known != uri);
+        self.subscriptions.len() < before
     }
 
     fn is_expired(&self, now_ms: u64) -> bool {
@@ -144,6 +178,13 @@ impl Sessions {
     /// Looks without touching.
     pub fn get(&self, id: &str) -> Option<&Session> {
         self.by_id.get(id)
+    }
+
+    /// Changes what a session wants; `None` when there is no such session.
+    pub fn update<T>(&mut self, id: &str, change: impl FnOnce(&mut Session) -> T) -> Option<T> {
+        let session = self.by_id.get_mut(id)?;
+        self.changed = true;
+        Some(change(session))
     }
 
     /// Ends a session; whether there was one.
@@ -240,6 +281,17 @@ mod tests {
         let mut sessions = Sessions::default();
         sessions.restore(vec![session(1, 10 * IDLE_MS)], IDLE_MS);
         assert!(sessions.touch("1", 2 * IDLE_MS + 1).is_none());
+    }
+
+    #[test]
+    fn subscriptions_are_counted_once_and_bounded() {
+        let mut session = session(1, 0);
+        for _ in 0..3 {
+            session.subscribe("a:b").unwrap();
+        }
+        assert!(session.subscribe(&"x".repeat(MAX_SUBSCRIBED_BYTES)).is_err());
+        assert_eq!(session.subscriptions, ["a:b"]);
+        assert!(session.unsubscribe("a:b") && !session.unsubscribe("a:b"));
     }
 
     #[test]

@@ -329,7 +329,6 @@ fn fail(call: &Call) -> Result<String, String> {
 
 async fn approve(call: &Call, offer: &Offer) -> Result<String, String> {
     let file = offer.approval_file.as_deref().ok_or("nobody can approve")?;
-    call.reporter.log("info", "awaiting approval");
     let _awaiting = call.reporter.await_approval();
     while !file.exists() {
         tokio::select! {

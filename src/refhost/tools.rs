@@ -92,11 +92,6 @@ impl Reporter {
         self.report("notifications/progress", params);
     }
 
-    /// A log message on the call's stream.
-    pub fn log(&self, level: &str, text: &str) {
-        self.report("notifications/message", serde_json::json!({ "level": level, "data": text }));
-    }
-
     fn report(&self, method: &'static str, mut params: serde_json::Value) {
         params["_meta"] = serde_json::json!({ "a2mcp/call": { "callId": &*self.call_id } });
         // A full queue means that nobody keeps up: one report less is what lossy means.

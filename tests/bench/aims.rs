@@ -33,6 +33,13 @@ const AIMS: &[Aim] = &[
         figure: |f| f.worst_share(Operation::Echo),
     },
     Aim { what: "tools/list, times the original", aim: 10.0, is_limit: false, figure: Figures::worst_list },
+    Aim {
+        what: "echo as a stream, share of echo as JSON",
+        aim: 0.60,
+        is_limit: false,
+        figure: Figures::worst_streamed,
+    },
+    Aim { what: "an idle server stream, KiB", aim: 20.0, is_limit: true, figure: |f| Some(f.stream_kib) },
     Aim { what: "spawn to first 200, ms", aim: 50.0, is_limit: true, figure: |f| Some(f.start_ms()) },
     Aim {
         what: "idle RSS, MiB",

@@ -1,8 +1,9 @@
 //! A sidecar's endpoint as the load sees it: one session, and the requests made for it.
 
-use std::io::Write as _;
-use std::net::SocketAddr;
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use serde::Deserialize;
@@ -29,8 +30,12 @@ impl Endpoint {
         let path = agent_dir.join("a2mcp.json");
         let config = std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
         let Config { token } = serde_json::from_slice(&config)?;
+        Self { address, token, session: String::new() }.another()
+    }
 
-        let mut endpoint = Self { address, token, session: String::new() };
+    /// Another session at the same endpoint.
+    pub(crate) fn another(&self) -> Result<Self> {
+        let mut endpoint = Self { address: self.address, token: self.token.clone(), session: String::new() };
         let initialize = endpoint.post(&json!({
             "jsonrpc": "2.0", "id": 0, "method": "initialize",
             "params": {
@@ -38,7 +43,7 @@ impl Endpoint {
                 "clientInfo": { "name": "a2mcp-bench", "version": "1" },
             },
         }))?;
-        let reply = exchange(address, &initialize)?;
+        let reply = exchange(self.address, &initialize)?;
         ensure!(reply.status == 200, "initialize was answered with status {}", reply.status);
         endpoint.session = reply.header("mcp-session-id").context("initialize opened no session")?.to_owned();
         Ok(endpoint)
@@ -50,6 +55,27 @@ impl Endpoint {
         let reply = exchange(self.address, &message)?;
         ensure!(reply.status == 202, "notifications/initialized was answered with status {}", reply.status);
         Ok(())
+    }
+
+    /// Opens a server stream and reads its head.
+    pub(crate) fn listen(&self) -> Result<TcpStream> {
+        let mut stream = TcpStream::connect(self.address)?;
+        stream.set_read_timeout(Some(Duration::from_secs(30)))?;
+        let mut request = Vec::new();
+        write!(
+            request,
+            "GET / HTTP/1.1\r\nHost: {}\r\nAuthorization: Bearer {}\r\nmcp-session-id: {}\r\nAccept: text/event-stream\r\n\r\n",
+            self.address, self.token, self.session
+        )?;
+        stream.write_all(&request)?;
+        let mut head = [0; 4096];
+        let count = stream.read(&mut head)?;
+        ensure!(
+            head[..count].starts_with(b"HTTP/1.1 200"),
+            "no stream: {}",
+            String::from_utf8_lossy(&head[..count])
+        );
+        Ok(stream)
     }
 
     pub(crate) fn ping(&self) -> Result<Request> {
@@ -71,6 +97,12 @@ impl Endpoint {
     pub(crate) fn echo(&self) -> Result<Request> {
         let text = format!("bench {COUNTER}");
         self.call("echo", json!({ "text": text }), |echoed| echoed.contains(&text))
+    }
+
+    /// The same at an endpoint that answers calls by streams.
+    pub(crate) fn streamed_echo(&self) -> Result<Request> {
+        let params = json!({ "name": "echo", "arguments": { "text": format!("bench {COUNTER}") } });
+        Ok(Request::streamed(self.request("tools/call", Some(params))?))
     }
 
     /// Any call; `judge` looks at the text of the result.

@@ -33,6 +33,8 @@ pub(crate) struct Request {
 }
 
 struct Answer {
+    /// A stream: chunked, with its own counter somewhere in it.
+    is_stream: bool,
     body_len: usize,
     /// Whether every answer is as long as the first one.
     same_len: bool,
@@ -51,8 +53,19 @@ impl Request {
         ensure!(reply.status == 200, "status {} in place of 200: {}", reply.status, reply.text());
         let json = serde_json::from_slice(&reply.body).context("the answer is not JSON")?;
         judge(&json).with_context(|| format!("an unexpected answer: {}", reply.text()))?;
-        let answer = Answer { body_len: reply.body.len(), same_len: true, counters: counters(&reply.body) };
+        let answer = Answer {
+            is_stream: false,
+            body_len: reply.body.len(),
+            same_len: true,
+            counters: counters(&reply.body),
+        };
         Ok(Self { counters: counters(&bytes), bytes, answer })
+    }
+
+    /// A request whose answers are streams that hold its counter.
+    pub(crate) fn streamed(bytes: Vec<u8>) -> Self {
+        let answer = Answer { is_stream: true, body_len: 0, same_len: false, counters: Vec::new() };
+        Self { counters: counters(&bytes), bytes, answer }
     }
 
     /// For a tool whose text changes from call to call.
@@ -226,6 +239,17 @@ impl Connection {
                 Err(error) => return Err(error).context("cannot receive"),
             }
             let Some(head) = Head::parse(&self.inbox[..self.filled])? else { continue };
+            if answer.is_stream {
+                ensure!(head.is_chunked && head.status == 200, "no stream, status {}", head.status);
+                let body = &self.inbox[head.len..self.filled];
+                if !body.ends_with(b"\r\n0\r\n\r\n") {
+                    continue;
+                }
+                let own = body.windows(DIGITS).any(|window| window == self.digits);
+                ensure!(own, "a stream without its own counter: {}", excerpt(body));
+                self.filled = 0;
+                return Ok(true);
+            }
             let end = head.len + head.content_length;
             if self.filled < end {
                 continue;
@@ -254,6 +278,7 @@ impl Connection {
 struct Head {
     status: u16,
     content_length: usize,
+    is_chunked: bool,
     /// Up to and with the empty line.
     len: usize,
 }
@@ -273,8 +298,9 @@ impl Head {
             let (name, value) = line.split_once(':')?;
             name.eq_ignore_ascii_case("content-length").then(|| value.trim().parse().ok())?
         });
-        ensure!(length.is_some() || status == 202, "an answer without Content-Length: {head}");
-        Ok(Some(Self { status, content_length: length.unwrap_or(0), len: end + 4 }))
+        let is_chunked = head.to_ascii_lowercase().contains("transfer-encoding: chunked");
+        ensure!(length.is_some() || is_chunked || status == 202, "an answer of unknown length: {head}");
+        Ok(Some(Self { status, content_length: length.unwrap_or(0), is_chunked, len: end + 4 }))
     }
 }
 

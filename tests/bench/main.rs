@@ -124,17 +124,19 @@ fn measure(options: &Options) -> Result<Figures> {
 
     let mut starts = Vec::new();
     for _ in 0..pace.starts {
-        let bridge = Bridge::start(&options.binary, catalogue.path())?;
+        let bridge = Bridge::start(&options.binary, catalogue.path(), "{}")?;
         starts.push(bridge.first_answer);
         bridge.stop()?;
     }
 
-    let bridge = Bridge::start(&options.binary, catalogue.path())?;
+    let bridge = Bridge::start(&options.binary, catalogue.path(), "{}")?;
     std::thread::sleep(SETTLE);
     let idle = process::memory(bridge.pid)?;
     let ping = bridge.endpoint.ping()?;
     let list = bridge.endpoint.list()?;
     let echo = bridge.endpoint.echo()?;
+    let streaming = Bridge::start(&options.binary, catalogue.path(), r#"{"streamAfterMs":0}"#)?;
+    let streamed = streaming.endpoint.streamed_echo()?;
     let floor = Floor::start(ping.body_len())?;
     let fixed = floor.request(&ping)?;
 
@@ -151,6 +153,7 @@ fn measure(options: &Options) -> Result<Figures> {
                     Operation::Floor => (floor.address, floor.pid(), &fixed),
                     Operation::Ping => (bridge.endpoint.address, bridge.pid, &ping),
                     Operation::List => (bridge.endpoint.address, bridge.pid, &list),
+                    Operation::Streamed => (streaming.endpoint.address, streaming.pid, &streamed),
                     Operation::Echo => (bridge.endpoint.address, bridge.pid, &echo),
                 };
                 let mut connections = Connections::open(address, concurrency)?;
@@ -169,10 +172,41 @@ fn measure(options: &Options) -> Result<Figures> {
     }
     let flatness = if options.million { Some(million(&bridge, &echo, &mut next_id)?) } else { None };
     let loaded = process::memory(bridge.pid)?;
+    let stream_kib = idle_streams(&streaming)?;
     floor.stop()?;
+    streaming.stop()?;
     bridge.stop()?;
     let omp = if options.omp { omp::measure(&options.binary, &pace, &mut next_id)? } else { Vec::new() };
-    Ok(Figures { load_average, starts, rows, list_bytes: list.body_len(), idle, loaded, flatness, omp })
+    Ok(Figures {
+        load_average,
+        starts,
+        rows,
+        list_bytes: list.body_len(),
+        idle,
+        loaded,
+        stream_kib,
+        flatness,
+        omp,
+    })
+}
+
+/// What one of 1,000 idle server streams costs in resident memory, in KiB.
+fn idle_streams(bridge: &Bridge) -> Result<f64> {
+    const STREAMS: usize = 1000;
+    /// The bridge gives a session so many.
+    const PER_SESSION: usize = 16;
+    a2mcp::process::raise_open_files();
+    let before = process::memory(bridge.pid)?.resident_kib;
+    let mut streams = Vec::new();
+    while streams.len() < STREAMS {
+        let session = bridge.endpoint.another()?;
+        for _ in 0..PER_SESSION {
+            streams.push(session.listen()?);
+        }
+    }
+    std::thread::sleep(SETTLE);
+    let grown = process::memory(bridge.pid)?.resident_kib.saturating_sub(before);
+    Ok(grown as f64 / streams.len() as f64)
 }
 
 /// A million calls in batches; what matters is how the last ones compare with the first ones.

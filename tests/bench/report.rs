@@ -16,10 +16,11 @@ pub(crate) enum Operation {
     Ping,
     List,
     Echo,
+    Streamed,
 }
 
 impl Operation {
-    pub(crate) const ALL: [Self; 4] = [Self::Floor, Self::Ping, Self::List, Self::Echo];
+    pub(crate) const ALL: [Self; 5] = [Self::Floor, Self::Ping, Self::List, Self::Echo, Self::Streamed];
 
     pub(crate) fn name(self) -> &'static str {
         match self {
@@ -27,6 +28,7 @@ impl Operation {
             Self::Ping => "ping",
             Self::List => "tools/list",
             Self::Echo => "tools/call echo",
+            Self::Streamed => "echo as a stream",
         }
     }
 }
@@ -136,6 +138,8 @@ pub(crate) struct Figures {
     pub(crate) list_bytes: usize,
     pub(crate) idle: Memory,
     pub(crate) loaded: Memory,
+    /// What an idle server stream costs, in KiB.
+    pub(crate) stream_kib: f64,
     pub(crate) flatness: Option<Flatness>,
     pub(crate) omp: Vec<InOmp>,
 }
@@ -148,6 +152,16 @@ impl Figures {
     fn share(&self, row: &Row) -> Option<f64> {
         let floor = self.rows.iter().find(|floor| floor.is(Operation::Floor, row.concurrency))?;
         Some(row.share_of(floor))
+    }
+
+    /// Calls answered by a stream against calls answered by JSON, the lowest over all concurrencies.
+    pub(crate) fn worst_streamed(&self) -> Option<f64> {
+        let streamed = self.rows.iter().filter(|row| row.operation == Operation::Streamed);
+        let shares = streamed.filter_map(|row| {
+            let plain = self.rows.iter().find(|plain| plain.is(Operation::Echo, row.concurrency))?;
+            Some(row.share_of(plain))
+        });
+        shares.min_by(f64::total_cmp)
     }
 
     /// The lowest share of the floor over all concurrencies.
@@ -190,7 +204,7 @@ fn write_table(text: &mut String, figures: &Figures) -> std::fmt::Result {
     writeln!(text)?;
     writeln!(
         text,
-        "{:<16} {:>4} {:>10} {:>10} {:>10} {:>10} {:>9} {:>9}",
+        "{:<17} {:>4} {:>10} {:>10} {:>10} {:>10} {:>9} {:>9}",
         "operation", "conn", "req/s", "p50 µs", "p99 µs", "CPU µs", "of floor", "x orig."
     )?;
     for row in &figures.rows {
@@ -206,7 +220,7 @@ fn write_table(text: &mut String, figures: &Figures) -> std::fmt::Result {
         };
         writeln!(
             text,
-            "{:<16} {:>4} {:>10.0} {:>10.0} {:>10.0} {:>10.1} {share:>9} {times:>9}",
+            "{:<17} {:>4} {:>10.0} {:>10.0} {:>10.0} {:>10.1} {share:>9} {times:>9}",
             row.operation.name(),
             row.concurrency,
             row.rate(),
@@ -287,6 +301,7 @@ pub(crate) fn json(figures: &Figures, misses: &[String]) -> Value {
         "rows": rows,
         "idle": memory(figures.idle),
         "loaded": memory(figures.loaded),
+        "idleStreamKib": figures.stream_kib,
         "million": figures.flatness.as_ref().map(|flat| json!({
             "calls": flat.calls,
             "growthKib": flat.growth_kib(),

@@ -52,8 +52,9 @@ struct Ready {
 }
 
 impl Bridge {
-    pub(crate) fn start(binary: &Path, catalogue: &Path) -> Result<Self> {
+    pub(crate) fn start(binary: &Path, catalogue: &Path, config: &str) -> Result<Self> {
         let agent_dir = tempfile::tempdir()?;
+        std::fs::write(agent_dir.path().join("a2mcp.json"), config)?;
         let log = NamedTempFile::new()?;
         let spawned = Instant::now();
         let mut host = Command::new(binary)

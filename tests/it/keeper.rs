@@ -16,8 +16,9 @@ use a2mcp::process::{self, Identity};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use crate::refhost::{self, gone, identity, script, token};
+use crate::refhost::{gone, script};
 use crate::support::http::{Client, Connection};
+use crate::support::reference::{self, identity, token};
 use crate::support::{Host, SOON, Setup, binary, eventually, within};
 
 /// What a dead host may take to leave nothing behind (contract 15).
@@ -389,7 +390,7 @@ fn the_check_refuses_a_keeper_of_another_protocol_and_a_respawn_takes_its_socket
 
 #[test]
 fn the_hosts_death_leaves_neither_keeper_nor_sidecar_nor_child_nor_grandchild() {
-    let mut host = refhost::Host::start(&[]);
+    let mut host = reference::Host::start(&[]);
     let status = status_in(host.dir.path());
     let keeper = keeper_of(&status);
     let socket = socket_of(keeper);
@@ -649,7 +650,7 @@ fn nothing_is_refused_while_sidecars_are_killed() {
     let place = tempfile::tempdir().unwrap();
     // Each sidecar takes a while to start: whoever comes meanwhile waits in the queue.
     let slow = script(place.path(), &format!("sleep 0.3; exec {} \"$@\"", binary().display()));
-    let host = refhost::Host::start(&["--sidecar", slow.to_str().unwrap()]);
+    let host = reference::Host::start(&["--sidecar", slow.to_str().unwrap()]);
     let (port, token) = (host.port(), token(host.dir.path()));
     let session = Client::initialize(port, &token).session;
     let bearer = format!("Bearer {token}");
@@ -675,7 +676,7 @@ fn nothing_is_refused_while_sidecars_are_killed() {
 
 #[test]
 fn ten_planned_restarts_cost_no_request_of_clients_that_keep_their_connections() {
-    let mut host = refhost::Host::start(&[]);
+    let mut host = reference::Host::start(&[]);
     let (port, token) = (host.port(), token(host.dir.path()));
     let session = Client::initialize(port, &token).session;
     let bearer = format!("Bearer {token}");

@@ -13,6 +13,7 @@ use a2mcp::process::Identity;
 use rustix::process::Signal;
 use serde_json::Value;
 
+use crate::streams::heard;
 use crate::support::http::{Connection, INITIALIZE};
 use crate::support::{Answer, Host, Setup, cli, eventually, result_of, within};
 
@@ -328,6 +329,31 @@ fn a_config_that_is_no_file_is_refused() {
 }
 
 #[test]
+fn a_config_that_cannot_be_read_says_why() {
+    let dir = Arc::new(tempfile::tempdir().unwrap());
+    std::os::unix::fs::symlink("a2mcp.json", dir.path().join("a2mcp.json")).unwrap();
+    let mut host = Setup::default().in_dir(dir).spawn();
+    let answer = host.expect_hello();
+    let message = answer["error"]["message"].as_str().unwrap();
+    assert!(message.contains("a2mcp.json") && message.contains("symbolic links"), "{message}");
+    assert_eq!(host.ends_within(Duration::from_secs(3)), Some(78));
+}
+
+#[test]
+fn a_host_that_is_not_this_machine_is_refused_with_file_field_and_cause() {
+    // An address of the documentation range: no machine has it.
+    let mut host = Setup::default().config(r#"{"host":"192.0.2.1"}"#).spawn();
+    let answer = host.expect_hello();
+    assert_eq!(answer["error"]["code"], -32001);
+    let message = answer["error"]["message"].as_str().unwrap();
+    let file = host.path("a2mcp.json").display().to_string();
+    for part in [&file, "192.0.2.1", "\"host\"", "Cannot assign requested address"] {
+        assert!(message.contains(part), "{part}: {message}");
+    }
+    assert_eq!(host.ends_within(Duration::from_secs(3)), Some(78));
+}
+
+#[test]
 fn unknown_fields_warn_and_near_misses_are_named() {
     let host = Setup::default().config(r#"{"denyMcpTools":true,"whatever":1}"#).start();
     let notice = host.notice("denyMcpTools");
@@ -372,6 +398,39 @@ fn a_fixed_port_that_becomes_free_in_time_is_taken() {
     assert_eq!(host.port, port);
     host.until_ready();
     assert_eq!(host.count("bridge/notify"), 0, "{:?}", host.frames());
+}
+
+#[test]
+fn a_host_that_goes_while_its_port_is_tried_is_followed() {
+    let holder = TcpListener::bind("127.0.0.1:0").unwrap();
+    let config = format!(r#"{{"port":{}}}"#, holder.local_addr().unwrap().port());
+    let waits = |host: &Host| {
+        eventually("the first try", || host.log().contains("the configured port is busy").then_some(()));
+    };
+    let mut host = Setup::default().config(&config).spawn();
+    waits(&host);
+    host.close_stdin();
+    assert_eq!(host.ends_within(Duration::from_secs(2)), Some(0));
+
+    let mut process = HostProcess::start();
+    let mut host = Setup::default().config(&config).hello(process.hello(process.start_time())).spawn();
+    waits(&host);
+    process.kill();
+    assert_eq!(host.ends_within(Duration::from_secs(3)), Some(0));
+}
+
+#[test]
+fn what_the_shim_sends_before_the_hello_is_answered_is_not_lost() {
+    let holder = TcpListener::bind("127.0.0.1:0").unwrap();
+    let config = format!(r#"{{"port":{}}}"#, holder.local_addr().unwrap().port());
+    let mut host = Setup::default().config(&config).spawn();
+    host.send(r#"{"jsonrpc":"2.0","method":"bridge/state","params":{"main":true,"approvals":[]}}"#);
+    host.send(r#"{"jsonrpc":"2.0","id":"early","method":"bridge/ping"}"#);
+    eventually("the first try", || host.log().contains("the configured port is busy").then_some(()));
+    drop(holder);
+    host.expect_hello();
+    assert_eq!(host.frame(|frame| frame["id"] == "early")["result"], serde_json::json!({}));
+    assert_eq!(host.status()["host"]["main"], true);
 }
 
 #[test]
@@ -576,6 +635,7 @@ fn a_stalled_host_shows_and_nothing_is_lost() {
     let mut dispatched = host.client();
     dispatched.start_call("1", "hang", "{}");
     let frame = host.call_frame("hang");
+    let before = dispatched.ask_call("7", "hang", r#"{"n":1}"#, None).stream();
     host.fall_silent();
     let readyz = || Connection::open(host.port).request("GET", "/readyz", &[], b"");
     within(Duration::from_secs(15), "the stall showing", || (readyz().status == 503).then_some(()));
@@ -585,6 +645,11 @@ fn a_stalled_host_shows_and_nothing_is_lost() {
     let mut client = host.client();
     assert!(client.rpc("ping", "{}")["result"].is_object());
     assert!(client.rpc("tools/list", "{}")["result"]["tools"].is_array());
+    // Those that take a stream are told, whether they came before or after.
+    let mut streams = [before, client.ask_call("8", "hang", r#"{"n":2}"#, None).stream()];
+    for stream in &mut streams {
+        assert_eq!(heard(stream), "the host does not respond; the call waits for it");
+    }
     let mut late = client.again();
     late.start_call("2", "echo", "{}");
     let late_frame = host.call_frame("echo");
@@ -602,6 +667,9 @@ fn a_stalled_host_shows_and_nothing_is_lost() {
         host.answer(&serde_json::from_str(ping).unwrap(), "{}");
     }
     eventually("recovery", || (readyz().status == 200).then_some(()));
+    for stream in &mut streams {
+        assert_eq!(heard(stream), "the host responds again");
+    }
     host.answer(&frame, EMPTY);
     host.answer(&late_frame, EMPTY);
     assert!(dispatched.read().json()["result"]["isError"] == false);

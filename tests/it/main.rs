@@ -3,8 +3,10 @@
 //! One file per boundary or promise: `endpoint` (who may knock and in which order that is judged),
 //! `messages` (JSON-RPC shapes, ids, byte fidelity), `sessions`, `catalogue`, `calls`, `frames`
 //! (hostile ones), `life` (start, stop, death, ports), `audit`, `operate` (the command line), `load`
-//! (limits and crowds), `keeper` (what outlives a sidecar), `schema` (the fixtures of `ipc-schema/`), `shim` (the Rust shim against a
-//! scripted sidecar), `refhost` (the reference host and `a2mcp demo` as processes).
+//! (limits and crowds), `keeper` (what outlives a sidecar), `schema` (the fixtures of `ipc-schema/`),
+//! `shim` (the Rust shim against a scripted sidecar), `kills` and `kill_loop` (the sidecar dies at the
+//! worst moments: one execution, one result), `refhost` (the reference host and `a2mcp demo` as
+//! processes).
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -13,15 +15,22 @@ mod support;
 
 mod audit;
 mod calls;
+mod cancel;
 mod catalogue;
 mod endpoint;
 mod frames;
 mod keeper;
+mod kill_loop;
+mod kills;
 mod life;
 mod load;
 mod messages;
 mod operate;
+mod progress;
 mod refhost;
+mod relay;
+mod replay;
 mod schema;
 mod sessions;
 mod shim;
+mod streams;

@@ -1,136 +1,19 @@
 //! The reference host and `a2mcp demo` as a user runs them: real processes, a real sidecar, HTTP.
 
-use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
-use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use a2mcp::process::Identity;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
+use crate::support::eventually;
 use crate::support::http::Client;
-use crate::support::{SOON, binary, eventually};
+use crate::support::reference::{Host, Program, a2mcp, identity};
 
 /// What a dead host may take to leave nothing behind (contract 15).
 const GONE: Duration = Duration::from_secs(3);
-
-/// A process that prints JSON lines. Dropping it kills it.
-pub(crate) struct Program {
-    pub(crate) child: Child,
-    pub(crate) stdin: Option<ChildStdin>,
-    lines: mpsc::Receiver<Value>,
-}
-
-impl Program {
-    pub(crate) fn start(command: &mut Command) -> Self {
-        let mut child =
-            command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
-        let stdout = BufReader::new(child.stdout.take().unwrap());
-        let (to, lines) = mpsc::channel();
-        std::thread::spawn(move || {
-            for line in stdout.lines().map_while(Result::ok) {
-                let value = serde_json::from_str(&line).unwrap_or(Value::String(line));
-                if to.send(value).is_err() {
-                    return;
-                }
-            }
-        });
-        Self { stdin: child.stdin.take(), child, lines }
-    }
-
-    pub(crate) fn identity(&self) -> Identity {
-        Identity::of(self.child.id()).expect("the program runs")
-    }
-
-    /// The next line for which `wanted` holds.
-    pub(crate) fn line(&self, wanted: impl Fn(&Value) -> bool) -> Value {
-        let end = Instant::now() + SOON;
-        loop {
-            let left = end.saturating_duration_since(Instant::now());
-            let line = self.lines.recv_timeout(left).expect("the line comes");
-            if wanted(&line) {
-                return line;
-            }
-        }
-    }
-
-    pub(crate) fn event(&self, name: &str) -> Value {
-        self.line(|line| line["event"] == name)
-    }
-
-    pub(crate) fn send(&mut self, line: &Value) {
-        writeln!(self.stdin.as_mut().unwrap(), "{line}").unwrap();
-    }
-
-    pub(crate) fn end(&mut self) -> ExitStatus {
-        eventually("the end of the program", || self.child.try_wait().unwrap())
-    }
-}
-
-impl Drop for Program {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-pub(crate) fn a2mcp(args: &[&str]) -> Command {
-    let mut command = Command::new(binary());
-    command.args(args).env_remove("A2MCP_CONFIG").env_remove("A2MCP_AUDIT");
-    command
-}
-
-/// A reference host whose sidecar serves.
-pub(crate) struct Host {
-    pub(crate) program: Program,
-    pub(crate) dir: tempfile::TempDir,
-    pub(crate) ready: Value,
-}
-
-impl Host {
-    pub(crate) fn start(args: &[&str]) -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        let mut command = a2mcp(&["reference-host", "--agent-dir"]);
-        command.arg(dir.path()).arg("--execution-log").arg(dir.path().join("executions")).args(args);
-        let program = Program::start(&mut command);
-        let ready = program.event("ready");
-        Self { program, dir, ready }
-    }
-
-    pub(crate) fn port(&self) -> u16 {
-        u16::try_from(self.ready["port"].as_u64().unwrap()).unwrap()
-    }
-
-    pub(crate) fn sidecar(&self) -> Identity {
-        identity(&self.ready["pid"])
-    }
-
-    pub(crate) fn session(&self) -> Client {
-        Client::initialize(self.port(), &token(self.dir.path()))
-    }
-
-    pub(crate) fn executions(&self) -> Vec<(String, String)> {
-        let log = std::fs::read_to_string(self.dir.path().join("executions")).unwrap();
-        log.lines()
-            .map(|line| {
-                let line: Value = serde_json::from_str(line).unwrap();
-                (line["event"].as_str().unwrap().to_owned(), line["tool"].as_str().unwrap().to_owned())
-            })
-            .collect()
-    }
-}
-
-pub(crate) fn token(dir: &Path) -> String {
-    let config: Value = serde_json::from_slice(&std::fs::read(dir.join("a2mcp.json")).unwrap()).unwrap();
-    config["token"].as_str().unwrap().to_owned()
-}
-
-pub(crate) fn identity(pid: &Value) -> Identity {
-    Identity::of(u32::try_from(pid.as_u64().unwrap()).unwrap()).expect("the process runs")
-}
 
 /// Waits until all are gone and says how long that took.
 pub(crate) fn gone(processes: &[Identity]) -> Duration {

@@ -1,1 +1,32 @@
-//! Tests against real hosts and clients.
+//! Real hosts and real clients: omp 18.2.3 headless with the installed shim, and the public SDKs.
+//!
+//! `tests/setup` installs what they need into `target/real-parts/`; a missing part is a failure with a
+//! sentence, never a skip. One file per question: `serves` (what a remote caller gets from a live
+//! session), `streams` (progress, cancelling), `approval`, `ends` (who dies with whom), `restarts` (the
+//! sidecar dies, the host does not), `operator` (`/a2mcp …`, install), `agents` (sub-agents and second
+//! loads), `clients` (the SDKs, the command line, the printed script), `chain` (omp as the client of
+//! omp), `conformance` (the official suite), `sdks` (what the SDKs make of streams). `omp`, `model`,
+//! `parts` and `processes` are what they share.
+
+#![allow(clippy::unwrap_used, missing_docs)]
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod model;
+mod omp;
+mod parts;
+mod processes;
+
+mod agents;
+mod approval;
+mod chain;
+mod clients;
+mod conformance;
+mod ends;
+mod install;
+mod operator;
+mod restarts;
+mod sdks;
+mod serves;
+mod streams;

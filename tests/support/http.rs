@@ -53,6 +53,11 @@ impl Connection {
         self.stream.get_ref()
     }
 
+    /// Whether nothing that has arrived waits to be read.
+    pub fn is_empty(&self) -> bool {
+        self.stream.buffer().is_empty()
+    }
+
     pub fn write(&mut self, bytes: &[u8]) -> std::io::Result<()> {
         self.stream.get_mut().write_all(bytes)
     }
@@ -118,6 +123,12 @@ impl Connection {
         Ok(reply)
     }
 
+    pub fn read_exactly(&mut self, length: usize) -> std::io::Result<Vec<u8>> {
+        let mut bytes = vec![0; length];
+        self.stream.read_exact(&mut bytes)?;
+        Ok(bytes)
+    }
+
     /// One chunk of a chunked body; `None` at its end.
     pub fn read_chunk(&mut self) -> std::io::Result<Option<Vec<u8>>> {
         let mut line = String::new();
@@ -157,9 +168,13 @@ pub const INITIALIZE: &str = r#"{"jsonrpc":"2.0","id":0,"method":"initialize","p
 
 impl Client {
     pub fn initialize(port: u16, token: &str) -> Self {
+        Self::initialize_with(port, token, INITIALIZE)
+    }
+
+    pub fn initialize_with(port: u16, token: &str, body: &str) -> Self {
         let mut connection = Connection::open(port);
         let bearer = format!("Bearer {token}");
-        let reply = connection.request("POST", "/", &[("Authorization", &bearer)], INITIALIZE.as_bytes());
+        let reply = connection.request("POST", "/", &[("Authorization", &bearer)], body.as_bytes());
         assert_eq!(reply.status, 200, "{}", reply.text());
         let session = reply.header("mcp-session-id").expect("a session id").to_owned();
         Self { connection, token: token.into(), session, port }

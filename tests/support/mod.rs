@@ -5,14 +5,19 @@
 
 #![allow(dead_code, clippy::unwrap_used, missing_docs, unreachable_pub)]
 
+pub mod caller;
+pub mod fixtures;
 pub mod http;
+pub mod proxy;
+pub mod reference;
+pub mod sse;
 
 use std::collections::HashMap;
 use std::io::{BufRead as _, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
@@ -68,12 +73,51 @@ pub fn result_of(text: &str, is_error: bool) -> String {
 
 type Handler = Arc<dyn Fn(&str, &Value, &str) -> Answer + Send + Sync>;
 
+/// Looks at a frame before anybody else; whether it has taken it.
+type Hook = Arc<dyn Fn(&Peer, &Value) -> bool + Send + Sync>;
+
+/// The sidecar as a [`Setup::hook`] sees it.
+#[derive(Clone)]
+pub struct Peer {
+    stdin: Arc<Mutex<Option<ChildStdin>>>,
+    frames: Arc<Frames>,
+}
+
+impl Peer {
+    /// One frame to the sidecar.
+    pub fn send(&self, payload: &str) {
+        send(&self.stdin, payload.as_bytes());
+    }
+
+    pub fn notify(&self, method: &str, params: &Value) {
+        self.send(&format!(r#"{{"jsonrpc":"2.0","method":"{method}","params":{params}}}"#));
+    }
+
+    pub fn answer(&self, id: &Value, result: &str) {
+        self.send(&format!(r#"{{"jsonrpc":"2.0","id":{id},"result":{result}}}"#));
+    }
+
+    pub fn fail(&self, id: &Value, error: &Value) {
+        self.send(&format!(r#"{{"jsonrpc":"2.0","id":{id},"error":{error}}}"#));
+    }
+
+    /// Sends a request and waits for its answer; not from the hook itself.
+    pub fn ask(&self, method: &str, params: &Value) -> Value {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let id = format!("ask-{}", NEXT.fetch_add(1, Ordering::Relaxed));
+        self.send(&format!(r#"{{"jsonrpc":"2.0","id":"{id}","method":"{method}","params":{params}}}"#));
+        let wanted = |frame: &Value| frame["id"] == id.as_str() && frame.get("method").is_none();
+        self.frames.find(Duration::from_secs(60), wanted).map(|found| found.1).unwrap_or_default()
+    }
+}
+
 /// How a [`Host`] is to start.
 pub struct Setup {
     pub dir: Option<Arc<tempfile::TempDir>>,
     pub config: Option<String>,
     pub tools: String,
     pub handler: Handler,
+    pub hook: Option<Hook>,
     pub env: Vec<(String, String)>,
     pub hello: Value,
     /// Sent instead of `bridge/hello`, header included.
@@ -98,6 +142,7 @@ impl Default for Setup {
                 "hang" => Answer::Later,
                 _ => Answer::Result(result_of(NOT_EXPOSED, true)),
             }),
+            hook: None,
             env: Vec::new(),
             hello: serde_json::json!({}),
             first: None,
@@ -121,6 +166,12 @@ impl Setup {
 
     pub fn handler(mut self, handler: impl Fn(&str, &Value, &str) -> Answer + Send + Sync + 'static) -> Self {
         self.handler = Arc::new(handler);
+        self
+    }
+
+    /// Shows every frame to `hook` first; a frame it takes is nobody else's.
+    pub fn hook(mut self, hook: impl Fn(&Peer, &Value) -> bool + Send + Sync + 'static) -> Self {
+        self.hook = Some(Arc::new(hook));
         self
     }
 
@@ -211,6 +262,7 @@ impl Setup {
             tools: Arc::new(Mutex::new(self.tools)),
             silent: silent.clone(),
             handler: self.handler,
+            hook: self.hook,
             lists: self.lists,
         };
         let tools = reactor.tools.clone();
@@ -261,6 +313,26 @@ struct Frames {
     changed: Condvar,
 }
 
+impl Frames {
+    /// The first frame, of all that came or will come within `limit`, for which `wanted` holds.
+    fn find(&self, limit: Duration, wanted: impl Fn(&Value) -> bool) -> Option<(String, Value)> {
+        let end = Instant::now() + limit;
+        let mut seen = self.seen.lock().unwrap();
+        let mut next = 0;
+        loop {
+            if let Some(found) = seen[next..].iter().find(|frame| wanted(&frame.1)) {
+                return Some((**found).clone());
+            }
+            next = seen.len();
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return None;
+            }
+            seen = self.changed.wait_timeout(seen, left).unwrap().0;
+        }
+    }
+}
+
 /// Lets a test stop reading the sidecar's stdout.
 #[derive(Default)]
 struct Gate {
@@ -287,6 +359,7 @@ struct Reactor {
     tools: Arc<Mutex<String>>,
     silent: Arc<AtomicBool>,
     handler: Handler,
+    hook: Option<Hook>,
     lists: bool,
 }
 
@@ -328,6 +401,12 @@ impl Reactor {
     }
 
     fn react(&self, text: &str, message: &Value) {
+        if let Some(hook) = &self.hook {
+            let peer = Peer { stdin: self.stdin.clone(), frames: self.frames.clone() };
+            if hook(&peer, message) {
+                return;
+            }
+        }
         let id = &message["id"];
         let answer = match message["method"].as_str() {
             Some("tools/list") if self.lists => format!(r#"{{"tools":{}}}"#, self.tools.lock().unwrap()),
@@ -427,6 +506,15 @@ impl Host {
         send(&self.stdin, payload.as_bytes());
     }
 
+    pub fn notify(&self, method: &str, params: &Value) {
+        self.peer().notify(method, params);
+    }
+
+    /// The sidecar as a hook sees it.
+    pub fn peer(&self) -> Peer {
+        Peer { stdin: self.stdin.clone(), frames: self.frames.clone() }
+    }
+
     /// Bytes to the sidecar's stdin, as they are.
     pub fn send_bytes(&self, bytes: &[u8]) {
         if let Some(stdin) = self.stdin.lock().unwrap().as_mut() {
@@ -454,22 +542,16 @@ impl Host {
     }
 
     pub fn frame_text(&self, wanted: impl Fn(&Value) -> bool) -> (String, Value) {
-        let end = Instant::now() + SOON;
-        let mut seen = self.frames.seen.lock().unwrap();
-        let mut next = 0;
-        loop {
-            if let Some(found) = seen[next..].iter().find(|frame| wanted(&frame.1)) {
-                return (**found).clone();
-            }
-            next = seen.len();
-            let left = end.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                let shown: Vec<String> =
-                    seen.iter().map(|frame| frame.0.chars().take(200).collect()).collect();
-                panic!("the frame did not come; seen: {shown:#?}; log: {}", self.log());
-            }
-            seen = self.frames.changed.wait_timeout(seen, left).unwrap().0;
-        }
+        self.frames.find(SOON, wanted).unwrap_or_else(|| {
+            let seen = self.frames();
+            let shown: Vec<String> = seen.iter().map(|frame| frame.chars().take(200).collect()).collect();
+            panic!("the frame did not come; seen: {shown:#?}; log: {}", self.log());
+        })
+    }
+
+    /// The first such frame, if it comes within `limit`.
+    pub fn frame_within(&self, limit: Duration, wanted: impl Fn(&Value) -> bool) -> Option<Value> {
+        self.frames.find(limit, wanted).map(|found| found.1)
     }
 
     /// The `tools/call` frame of tool `name`.

@@ -1,5 +1,6 @@
 import { expect, test } from "bun:test";
 
+import { asker } from "../asker.ts";
 import { Card, CardBudget, CARDS_AT_ONCE, CARDS_PER_SECOND, inShort } from "../cards.ts";
 
 function drawn(count: number, budget: CardBudget, now: number): number {
@@ -28,7 +29,7 @@ test("a session that cannot draw changes nothing", () => {
 			},
 		},
 	} as never;
-	const card = new Card(session, { toolCallId: "1", tool: "read", args: {}, size: 2 }, error => faults.push(error));
+	const card = new Card(session, { toolCallId: "1", tool: "read", args: {}, size: 2, asker: "x", isTerminal: false }, error => faults.push(error));
 	card.update({});
 	card.end({}, false, 2);
 	expect(faults).toHaveLength(3);
@@ -41,4 +42,40 @@ test("what is huge is drawn in short", () => {
 	const circular: Record<string, unknown> = {};
 	circular.self = circular;
 	expect(JSON.stringify(inShort(circular))).toContain("…");
+});
+
+test("a card says who asks, and the result itself does not", () => {
+	const events: Record<string, unknown>[] = [];
+	const session = { agent: { emitExternalEvent: (event: never) => events.push(event) } } as never;
+	const who = asker({ sid: "1a2b3c4d-0000", name: "cli\u001b[31m\u202eent" });
+	expect(who).toBe("cli [31m ent (session 1a2b3c4d)");
+	const call = { toolCallId: "1", tool: "bash", args: { command: "ls" }, size: 2, asker: who };
+	const card = new Card(session, { ...call, isTerminal: false }, () => {});
+	const result = { content: [{ type: "image" }, { type: "text", text: "out" }], details: 1 };
+	card.update(result);
+	card.end(result, false, 2);
+	expect(events[0]).toMatchObject({ args: { command: "ls" }, intent: `bash, asked by ${who}` });
+	const drawn = { content: [{ type: "image" }, { type: "text", text: `out\n[asked by ${who}]` }], details: 1 };
+	expect(events[1]).toMatchObject({ partialResult: drawn });
+	expect(events[2]).toMatchObject({ result: drawn });
+	expect(result.content[1]).toEqual({ type: "text", text: "out" });
+	// The terminal would take an intent for the host's own.
+	new Card(session, { ...call, isTerminal: true }, () => {});
+	expect(events[3]).not.toHaveProperty("intent");
+});
+
+test("a card of a result without text says who asks all the same", () => {
+	const events: Record<string, unknown>[] = [];
+	const session = { agent: { emitExternalEvent: (event: never) => events.push(event) } } as never;
+	const card = new Card(session, { toolCallId: "1", tool: "t", args: {}, size: 2, asker: asker({}), isTerminal: true }, () => {});
+	card.end({ content: [] }, false, 2);
+	expect(events[1]).toMatchObject({ result: { content: [{ type: "text", text: "[asked by a remote client]" }] } });
+	card.end("no object", true, 2);
+	expect(events[2]).toMatchObject({ result: "no object" });
+});
+
+test("names are cut, a caller that gives none is a remote client", () => {
+	expect(asker({ sid: "s", name: "n".repeat(500) })).toBe(`${"n".repeat(40)}… (session s)`);
+	expect(asker({ sid: 7, name: ["x"] })).toBe("a remote client");
+	expect(asker({ sid: "abc", name: " \n " })).toBe("a remote client (session abc)");
 });

@@ -10,6 +10,7 @@ import re
 import sys
 import traceback
 from contextlib import asynccontextmanager
+from datetime import timedelta
 
 import anyio
 from mcp import ClientSession, McpError
@@ -26,11 +27,7 @@ async def basics(parameters):
     async with connect() as (session, opened, http):
         tools = await tool_names(session)
         results = [await outcome(session, call) for call in parameters.get("calls", [])]
-        try:
-            await session.send_ping()
-            ping = True
-        except McpError as error:
-            ping = error.error.message
+        ping = await pinged(session)
         findings = {
             "serverInfo": dump(opened.serverInfo),
             "protocolVersion": opened.protocolVersion,
@@ -55,7 +52,53 @@ async def parallel(parameters):
     return {"results": results, "http": http}
 
 
-SCENARIOS = {"list": list_, "basics": basics, "parallel": parallel}
+async def progress(parameters):
+    steps = []
+
+    async def note(done, total, message):
+        steps.append({"progress": done, "total": total, "message": message})
+
+    async with connect() as (session, _, http):
+        results = [await outcome(session, parameters["call"], progress_callback=note)]
+    return {"progress": steps, "results": results, "http": http}
+
+
+async def cancel(parameters):
+    async with connect() as (session, _, http):
+        with anyio.CancelScope() as scope:
+
+            async def abort(*_):
+                scope.cancel()
+
+            await outcome(session, parameters["call"], progress_callback=abort)
+        ping = await pinged(session)
+    return {"results": [{"cancelled": scope.cancelled_caught}], "ping": ping, "http": http}
+
+
+async def silent(parameters):
+    async with connect() as (session, _, http):
+        limit = timedelta(seconds=parameters["seconds"])
+        results = [await outcome(session, parameters["call"], read_timeout_seconds=limit)]
+    return {"results": results, "http": http}
+
+
+async def large(parameters):
+    async with connect() as (session, _, http):
+        result = await session.call_tool(parameters["call"]["name"], parameters["call"].get("arguments"))
+        characters = [len(block.text) for block in result.content]
+        ping = await pinged(session)
+    return {"characters": characters, "ping": ping, "http": http}
+
+
+SCENARIOS = {
+    "list": list_,
+    "basics": basics,
+    "parallel": parallel,
+    "progress": progress,
+    "cancel": cancel,
+    "silent": silent,
+    "large": large,
+}
 
 
 @asynccontextmanager
@@ -91,9 +134,17 @@ async def tool_names(session):
             return names
 
 
-async def outcome(session, call):
+async def pinged(session):
     try:
-        result = await session.call_tool(call["name"], call.get("arguments"))
+        await session.send_ping()
+        return True
+    except McpError as error:
+        return error.error.message
+
+
+async def outcome(session, call, **options):
+    try:
+        result = await session.call_tool(call["name"], call.get("arguments"), **options)
     except McpError as error:
         return {"error": {"code": error.error.code, "message": error.error.message}}
     return {"isError": bool(result.isError), "content": [without_data(dump(block)) for block in result.content]}

@@ -31,11 +31,7 @@ async def basics(parameters):
     async with connect() as (client, http):
         tools = await tool_names(client)
         results = [await outcome(client, call) for call in parameters.get("calls", [])]
-        try:
-            await client.send_ping()
-            ping = True
-        except MCPError as error:
-            ping = error.message
+        ping = await pinged(client)
         findings = {
             "serverInfo": dump(client.server_info),
             "protocolVersion": client.protocol_version,
@@ -60,7 +56,53 @@ async def parallel(parameters):
     return {"results": results, "http": http}
 
 
-SCENARIOS = {"list": list_, "basics": basics, "parallel": parallel}
+async def progress(parameters):
+    steps = []
+
+    async def note(done, total, message):
+        steps.append({"progress": done, "total": total, "message": message})
+
+    async with connect() as (client, http):
+        results = [await outcome(client, parameters["call"], progress_callback=note)]
+    return {"progress": steps, "results": results, "http": http}
+
+
+async def cancel(parameters):
+    async with connect() as (client, http):
+        with anyio.CancelScope() as scope:
+
+            async def abort(*_):
+                scope.cancel()
+
+            await outcome(client, parameters["call"], progress_callback=abort)
+        ping = await pinged(client)
+    return {"results": [{"cancelled": scope.cancelled_caught}], "ping": ping, "http": http}
+
+
+async def silent(parameters):
+    async with connect() as (client, http):
+        limit = parameters["seconds"]
+        results = [await outcome(client, parameters["call"], read_timeout_seconds=limit)]
+    return {"results": results, "http": http}
+
+
+async def large(parameters):
+    async with connect() as (client, http):
+        result = await client.call_tool(parameters["call"]["name"], parameters["call"].get("arguments"))
+        characters = [len(block.text) for block in result.content]
+        ping = await pinged(client)
+    return {"characters": characters, "ping": ping, "http": http}
+
+
+SCENARIOS = {
+    "list": list_,
+    "basics": basics,
+    "parallel": parallel,
+    "progress": progress,
+    "cancel": cancel,
+    "silent": silent,
+    "large": large,
+}
 
 
 @asynccontextmanager
@@ -93,9 +135,17 @@ async def tool_names(client):
             return names
 
 
-async def outcome(client, call):
+async def pinged(client):
     try:
-        result = await client.call_tool(call["name"], call.get("arguments"))
+        await client.send_ping()
+        return True
+    except MCPError as error:
+        return error.message
+
+
+async def outcome(client, call, **options):
+    try:
+        result = await client.call_tool(call["name"], call.get("arguments"), **options)
     except MCPError as error:
         return {"error": {"code": error.code, "message": error.message}}
     return {"isError": bool(result.is_error), "content": [without_data(dump(block)) for block in result.content]}

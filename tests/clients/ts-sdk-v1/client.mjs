@@ -35,6 +35,40 @@ const scenarios = {
     await close();
     return { results, http };
   },
+
+  async progress({ call }) {
+    const { client, http, close } = await connect();
+    const progress = [];
+    const results = [await outcome(client, call, { onprogress: (step) => progress.push(step) })];
+    await close();
+    return { progress, results, http };
+  },
+
+  async cancel({ call }) {
+    const { client, http, close } = await connect();
+    const abort = new AbortController();
+    const options = { signal: abort.signal, onprogress: () => abort.abort("changed my mind") };
+    const results = [await outcome(client, call, options)];
+    const ping = await client.ping().then(() => true, (error) => error.message);
+    await close();
+    return { results, ping, http };
+  },
+
+  async silent({ call, seconds }) {
+    const { client, http, close } = await connect();
+    const results = [await outcome(client, call, { timeout: seconds * 1000 })];
+    await close();
+    return { results, http };
+  },
+
+  async large({ call }) {
+    const { client, http, close } = await connect();
+    const { content } = await client.callTool(call);
+    const characters = content.map((block) => block.text.length);
+    const ping = await client.ping().then(() => true, (error) => error.message);
+    await close();
+    return { characters, ping, http };
+  },
 };
 
 /** Connects in the SDK's default mode. The fetch only notes what passed; it changes nothing. */
@@ -68,9 +102,9 @@ async function toolNames(client) {
   return names;
 }
 
-async function outcome(client, { name, arguments: args }) {
+async function outcome(client, { name, arguments: args }, options) {
   try {
-    const result = await client.callTool({ name, arguments: args });
+    const result = await client.callTool({ name, arguments: args }, undefined, options);
     return { isError: result.isError ?? false, content: result.content.map(withoutData) };
   } catch (error) {
     return { error: { code: error.code ?? null, message: error.message } };

@@ -8,22 +8,37 @@ use anyhow::{Context as _, Result, anyhow, bail};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use futures_util::future::join_all;
-use rmcp::model::{CallToolRequestParams, ClientRequest, JsonObject, PingRequest};
-use rmcp::service::{RunningService, ServiceError};
+use rmcp::model::{
+    CallToolRequest, CallToolRequestParams, ClientRequest, JsonObject, PingRequest, ProgressNotificationParam,
+    ServerResult,
+};
+use rmcp::service::{NotificationContext, PeerRequestOptions, RunningService, ServiceError};
 use rmcp::transport::StreamableHttpClientTransport;
 use rmcp::transport::streamable_http_client::StreamableHttpClientTransportConfig;
-use rmcp::{RoleClient, ServiceExt as _};
+use rmcp::{ClientHandler, RoleClient, ServiceExt as _};
 use serde::Deserialize;
 use serde_json::{Value, json};
+use tokio::sync::mpsc;
 
-const SCENARIOS: &str = "list|basics|parallel";
+const SCENARIOS: &str = "list|basics|parallel|progress|cancel|silent|large";
 
-type Client = RunningService<RoleClient, ()>;
+type Client = RunningService<RoleClient, Handler>;
+
+/// Notes progress; the rest is as the SDK does it.
+#[derive(Clone)]
+struct Handler(mpsc::UnboundedSender<ProgressNotificationParam>);
+
+impl ClientHandler for Handler {
+    async fn on_progress(&self, step: ProgressNotificationParam, _: NotificationContext<RoleClient>) {
+        let _ = self.0.send(step);
+    }
+}
 
 #[derive(Deserialize)]
 struct Parameters {
     #[serde(default)]
     calls: Vec<Call>,
+    call: Option<Call>,
 }
 
 #[derive(Deserialize)]
@@ -55,6 +70,10 @@ async fn run() -> Result<()> {
         "list" => list().await,
         "basics" => basics(parameters).await,
         "parallel" => parallel(parameters).await,
+        "progress" => progress(parameters).await,
+        "cancel" => cancel(parameters).await,
+        "silent" => silent(parameters).await,
+        "large" => large(parameters).await,
         _ => bail!("usage: rmcp-client {SCENARIOS} [PARAMETERS|-]"),
     }?;
     writeln!(std::io::stdout(), "{findings}")?;
@@ -68,17 +87,14 @@ async fn list() -> Result<Value> {
     Ok(json!({ "tools": tools }))
 }
 
-async fn basics(Parameters { calls }: Parameters) -> Result<Value> {
+async fn basics(Parameters { calls, .. }: Parameters) -> Result<Value> {
     let client = connect().await?;
     let tools = tool_names(&client).await?;
     let mut results = Vec::new();
     for call in calls {
         results.push(outcome(&client, call).await?);
     }
-    let ping = match client.send_request(ClientRequest::PingRequest(PingRequest::default())).await {
-        Ok(_) => json!(true),
-        Err(error) => json!(error.to_string()),
-    };
+    let ping = ping(&client).await;
     let peer = client.peer_info().context("the server did not introduce itself")?;
     let findings = json!({
         "serverInfo": peer.server_info,
@@ -91,7 +107,7 @@ async fn basics(Parameters { calls }: Parameters) -> Result<Value> {
     Ok(findings)
 }
 
-async fn parallel(Parameters { calls }: Parameters) -> Result<Value> {
+async fn parallel(Parameters { calls, .. }: Parameters) -> Result<Value> {
     let client = connect().await?;
     let outcomes = join_all(calls.into_iter().map(|call| outcome(&client, call))).await;
     let results = outcomes.into_iter().collect::<Result<Vec<_>>>()?;
@@ -99,11 +115,80 @@ async fn parallel(Parameters { calls }: Parameters) -> Result<Value> {
     Ok(json!({ "results": results }))
 }
 
+async fn progress(Parameters { call, .. }: Parameters) -> Result<Value> {
+    let (client, mut steps) = connect_noting_progress(config()?).await?;
+    let results = [outcome(&client, call.context("call is missing")?).await?];
+    let mut progress = Vec::new();
+    while let Ok(step) = steps.try_recv() {
+        progress.push(json!({ "progress": step.progress, "total": step.total, "message": step.message }));
+    }
+    client.cancel().await?;
+    Ok(json!({ "progress": progress, "results": results }))
+}
+
+async fn cancel(Parameters { call, .. }: Parameters) -> Result<Value> {
+    let (client, mut steps) = connect_noting_progress(config()?).await?;
+    let request = request(call.context("call is missing")?);
+    let running = client.send_cancellable_request(request, PeerRequestOptions::no_options()).await?;
+    steps.recv().await.context("no progress came")?;
+    running.cancel(Some("changed my mind".to_owned())).await?;
+    let ping = ping(&client).await;
+    client.cancel().await?;
+    Ok(json!({ "results": [{ "cancelled": true }], "ping": ping }))
+}
+
+/// The SDK has no deadline that would have to be lifted.
+async fn silent(Parameters { call, .. }: Parameters) -> Result<Value> {
+    let client = connect().await?;
+    let results = [outcome(&client, call.context("call is missing")?).await?];
+    client.cancel().await?;
+    Ok(json!({ "results": results }))
+}
+
+/// The SDK's own limit for a JSON reply is 16 MiB.
+async fn large(Parameters { call, .. }: Parameters) -> Result<Value> {
+    let (client, _) = connect_noting_progress(config()?.max_json_response_size(64 << 20)).await?;
+    let result = match client.send_request(request(call.context("call is missing")?)).await? {
+        ServerResult::CallToolResult(result) => result,
+        other => bail!("no result of a call: {other:?}"),
+    };
+    let text = |block: &Value| block["text"].as_str().map(str::len);
+    let content = serde_json::to_value(&result.content)?;
+    let characters: Vec<_> = content.as_array().into_iter().flatten().map(text).collect();
+    let ping = ping(&client).await;
+    client.cancel().await?;
+    Ok(json!({ "characters": characters, "ping": ping }))
+}
+
 /// Connects in the SDK's default mode.
 async fn connect() -> Result<Client> {
-    let config = StreamableHttpClientTransportConfig::with_uri(required("A2MCP_URL")?)
-        .auth_header(required("A2MCP_TOKEN")?);
-    Ok(().serve(StreamableHttpClientTransport::from_config(config)).await?)
+    Ok(connect_noting_progress(config()?).await?.0)
+}
+
+async fn connect_noting_progress(
+    config: StreamableHttpClientTransportConfig,
+) -> Result<(Client, mpsc::UnboundedReceiver<ProgressNotificationParam>)> {
+    let (noted, steps) = mpsc::unbounded_channel();
+    let client = Handler(noted).serve(StreamableHttpClientTransport::from_config(config)).await?;
+    Ok((client, steps))
+}
+
+fn config() -> Result<StreamableHttpClientTransportConfig> {
+    let url = required("A2MCP_URL")?;
+    Ok(StreamableHttpClientTransportConfig::with_uri(url).auth_header(required("A2MCP_TOKEN")?))
+}
+
+fn request(call: Call) -> ClientRequest {
+    let mut params = CallToolRequestParams::new(call.name);
+    params.arguments = call.arguments;
+    ClientRequest::CallToolRequest(CallToolRequest::new(params))
+}
+
+async fn ping(client: &Client) -> Value {
+    match client.send_request(ClientRequest::PingRequest(PingRequest::default())).await {
+        Ok(_) => json!(true),
+        Err(error) => json!(error.to_string()),
+    }
 }
 
 async fn tool_names(client: &Client) -> Result<Vec<String>> {

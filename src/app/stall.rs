@@ -1,0 +1,54 @@
+//! A host that does not respond (complaint of every bridge: it looks healthy). Calls wait for it, get
+//! no error, and their streams say so.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use super::Core;
+use super::exchange::Exchange;
+
+/// How often it is looked whether the host responds.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+const STALLED: &str = "the host does not respond; the call waits for it";
+const RESUMED: &str = "the host responds again";
+
+impl Core {
+    /// Tells the callers of running calls when the host falls silent and when it is back.
+    pub(super) async fn watch_host(self: Rc<Self>) {
+        let mut was_stalled = false;
+        loop {
+            tokio::time::sleep(LOOK_EVERY).await;
+            let is_stalled = self.link.is_stalled();
+            if is_stalled == was_stalled {
+                continue;
+            }
+            was_stalled = is_stalled;
+            let text = if is_stalled { STALLED } else { RESUMED };
+            tracing::warn!("{text}");
+            let running = self.ledger.borrow().running();
+            let exchanges: Vec<_> =
+                running.iter().filter_map(|call| self.exchanges.borrow().get(call).cloned()).collect();
+            for exchange in exchanges {
+                self.tell_caller(&exchange, text);
+            }
+        }
+    }
+
+    /// A call that is to wait from the beginning is told at once.
+    pub(super) fn tell_if_stalled(&self, exchange: &Exchange) {
+        if self.link.is_stalled() {
+            self.tell_caller(exchange, STALLED);
+        }
+    }
+
+    fn tell_caller(&self, exchange: &Exchange, text: &str) {
+        if self.wants_level(&exchange.seat().sid, "warning") {
+            let message = format!(
+                r#"{{"jsonrpc":"2.0","method":"notifications/message","params":{{"level":"warning","logger":"a2mcp","data":"{text}"}}}}"#
+            );
+            exchange.tell(vec![Bytes::from(message)]);
+        }
+    }
+}

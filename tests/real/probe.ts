@@ -1,0 +1,193 @@
+/**
+ * An omp extension for the tests: tools that misbehave in known ways, and a way to ask the host
+ * itself what is true.
+ *
+ * Asked over the Unix socket `A2MCP_PROBE`: one connection, one line of JSON `{"op", …}`, answered by
+ * one line `{"ok": …}` or `{"error"}`. It says nothing anywhere else: omp's stdout is a protocol.
+ */
+
+import { existsSync, writeFileSync } from "node:fs";
+import { createServer } from "node:net";
+import { createInterface } from "node:readline";
+
+import { toolWireSchema } from "@oh-my-pi/pi-ai/utils/schema";
+import type { ExtensionAPI, ExtensionContext } from "@oh-my-pi/pi-coding-agent";
+import { AgentRegistry, MAIN_AGENT_ID } from "@oh-my-pi/pi-coding-agent/registry/agent-registry";
+
+interface Order {
+	op: string;
+	[key: string]: unknown;
+}
+
+type Handler = (event: unknown, context: unknown) => unknown;
+
+/** omp runs the factory again for every sub-agent, perhaps from another copy of this module. */
+const loads = ((globalThis as never as Record<symbol, { factory: number; started: number }>)[Symbol.for("a2mcp.probe")] ??= {
+	factory: 0,
+	started: 0,
+});
+
+export default function probe(pi: ExtensionAPI): void {
+	const socket = process.env.A2MCP_PROBE;
+	if (!socket) return;
+	registerTools(pi);
+	loads.factory += 1;
+	pi.on("session_start", (_event, context) => {
+		loads.started += 1;
+		if (loads.started > 1) return;
+		const server = createServer(connection => {
+			// A peer that leaves ends its connection; an unhandled error would end the host.
+			connection.on("error", () => connection.destroy());
+			createInterface({ input: connection }).on("line", line => {
+				obey(pi, context, JSON.parse(line))
+					.then(ok => ({ ok: ok ?? null }))
+					.catch(error => ({ error: String(error?.stack ?? error) }))
+					.then(found => connection.end(`${JSON.stringify(found)}\n`));
+			});
+		});
+		server.on("error", error => pi.logger.error(`probe: ${error}`));
+		server.listen(socket);
+	});
+}
+
+function registerTools(pi: ExtensionAPI): void {
+	const tool = (name: string, parameters: object, execute: (args: any, signal?: AbortSignal) => Promise<unknown>) =>
+		pi.registerTool({
+			name,
+			label: name,
+			description: `${name}, of the tests`,
+			parameters: parameters as never,
+			approval: "read",
+			execute: async (_id, args, signal) => (await execute(args, signal)) as never,
+		});
+	const anything = { type: "object", properties: {} };
+
+	tool("probe_throw", anything, async () => {
+		throw new Error("the probe threw: \u201cas told\u201d");
+	});
+	tool("probe_throw_string", anything, async () => {
+		throw "a bare string";
+	});
+	tool("probe_odd", { anyOf: [{ type: "object", properties: { a: { type: "string" } }, required: ["a"] }, { type: "object" }] }, async args =>
+		said(JSON.stringify(args)),
+	);
+	tool("probe_kinds", anything, async () => ({
+		content: [
+			{ type: "text", text: "known" },
+			{ type: "thinking", thinking: "a kind MCP does not know" },
+		],
+		details: { secret: "of the host" },
+	}));
+	tool("probe_big", { type: "object", properties: { bytes: { type: "number" } } }, async args => said("b".repeat(args.bytes)));
+	// Waits until the file is there, so that a test decides when the call ends; leaves word when it was aborted.
+	tool("probe_wait", { type: "object", properties: { file: { type: "string" } } }, async (args, signal) => {
+		while (!existsSync(args.file)) {
+			if (signal?.aborted) {
+				writeFileSync(`${args.file}.aborted`, "");
+				throw new Error("the probe was aborted");
+			}
+			await new Promise(resolve => setTimeout(resolve, 20));
+		}
+		return said("the file is there");
+	});
+}
+
+/** Main while `main-ends` has taken it away. */
+let away: ReturnType<AgentRegistry["get"]>;
+
+async function obey(pi: ExtensionAPI, context: ExtensionContext, order: Order): Promise<unknown> {
+	const registry = AgentRegistry.global();
+	const session = (registry.get(MAIN_AGENT_ID) ?? away)?.session;
+	if (!session) throw new Error("no Main session");
+	switch (order.op) {
+		case "names":
+			return session.getAllToolNames();
+		case "agents":
+			return { ...loads, agents: AgentRegistry.global().list().map(({ id, status }) => ({ id, status })) };
+		// The process lives on without its Main session, and gets another: what omp does under ACP.
+		case "main-ends":
+			away = registry.get(MAIN_AGENT_ID);
+			registry.unregister(MAIN_AGENT_ID);
+			return null;
+		case "main-comes":
+			registry.register({ ...away, session } as never);
+			await session.extensionRunner?.emit({ type: "session_start" });
+			return null;
+		case "catalogue":
+			return pi
+				.getAllTools()
+				.map(tool => ({ name: tool.name, description: tool.description, inputSchema: toolWireSchema(tool as never) }));
+		case "execute": {
+			const tool = session.getToolByName(String(order.tool));
+			if (!tool) throw new Error(`no tool ${order.tool}`);
+			const signal = AbortSignal.timeout(Number(order.millis ?? 60_000));
+			try {
+				return await tool.execute(crypto.randomUUID(), order.arguments as never, signal, () => {}, {
+					sessionManager: session.sessionManager,
+					modelRegistry: session.modelRegistry,
+					model: session.model,
+					settings: session.settings,
+					isIdle: () => true,
+					abort: () => {},
+					hasQueuedMessages: () => false,
+					ui: context.ui,
+					hasUI: context.hasUI,
+				} as never);
+			} catch (error) {
+				return { threw: String((error as Error)?.message ?? error) };
+			}
+		}
+		case "register":
+			pi.registerTool({
+				name: String(order.tool),
+				label: String(order.tool),
+				description: "registered while the session ran",
+				parameters: { type: "object", properties: {} } as never,
+				execute: async () => said("registered late") as never,
+			});
+			return null;
+		case "block": {
+			// Answered first: the loop is blocked from then on.
+			setTimeout(() => {
+				const end = performance.now() + Number(order.millis);
+				while (performance.now() < end);
+			}, 50);
+			return null;
+		}
+		case "sub-agents":
+			return subAgents(String(order.shim), Number(order.count));
+		default:
+			throw new Error(`unknown order ${order.op}`);
+	}
+}
+
+/**
+ * Loads the shim as omp does for a sub-agent: its factory again, with an API and a context of its own
+ * that have no UI. All start at once; every second one also ends again.
+ */
+async function subAgents(shim: string, count: number): Promise<{ told: number }> {
+	let told = 0;
+	const ui = { notify: () => void (told += 1) };
+	const one = async (index: number) => {
+		const { default: factory } = await import(shim);
+		const handlers = new Map<string, Handler[]>();
+		const api = {
+			on: (event: string, handler: Handler) => handlers.set(event, [...(handlers.get(event) ?? []), handler]),
+			events: { on: () => () => {} },
+			registerCommand: () => {},
+			logger: { debug: () => {}, error: () => {} },
+		};
+		await factory(api);
+		const fire = async (event: string) => {
+			for (const handler of handlers.get(event) ?? []) await handler({ type: event }, { ui, hasUI: false, mode: "rpc" });
+		};
+		await fire("session_start");
+		if (index % 2 === 0) await fire("session_shutdown");
+	};
+	await Promise.all(Array.from({ length: count }, (_, index) => one(index)));
+	return { told };
+}
+
+function said(text: string): unknown {
+	return { content: [{ type: "text", text }] };
+}
