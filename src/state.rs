@@ -41,18 +41,37 @@ pub struct State {
     salt: String,
     /// Hex of HMAC-SHA256 over the token under that key.
     token_hash: String,
+    /// Where the endpoint listens: a respawned sidecar listens there again, whatever the config says by
+    /// then.
+    #[serde(default)]
+    pub address: Option<std::net::IpAddr>,
     /// The live sessions.
     pub sessions: Vec<Session>,
 }
 
 impl State {
     /// A state of this process.
-    pub fn new(instance: &str, host: Identity, token: &Token, sessions: Vec<Session>) -> Self {
+    pub fn new(
+        instance: &str,
+        host: Identity,
+        address: std::net::IpAddr,
+        token: &Token,
+        sessions: Vec<Session>,
+    ) -> Self {
         let salt = uuid::Uuid::new_v4().simple().to_string();
         let token_hash = keyed_hash(&salt, token);
         let sidecar = Identity::current();
-        let instance = instance.to_owned();
-        Self { version: VERSION, instance, sidecar, keeper: None, host, salt, token_hash, sessions }
+        Self {
+            version: VERSION,
+            instance: instance.to_owned(),
+            sidecar,
+            keeper: None,
+            host,
+            salt,
+            token_hash,
+            address: Some(address),
+            sessions,
+        }
     }
 
     /// Whether the sessions were made under `token`.
@@ -113,6 +132,16 @@ pub fn read(path: &Path) -> Result<Option<State>, StateError> {
         return Err(not_understood(format!("version {}", state.version)));
     }
     Ok(Some(state))
+}
+
+/// The states of all ports of an agent directory; what cannot be read is left out.
+pub fn all(dir: &AgentDir) -> Vec<State> {
+    let entries = std::fs::read_dir(dir.state_dir())
+        .map(|entries| entries.flatten().collect())
+        .unwrap_or_else(|_| Vec::new());
+    let files = entries.into_iter().map(|entry| entry.path());
+    let files = files.filter(|path| path.extension().is_some_and(|extension| extension == "json"));
+    files.filter_map(|path| read(&path).ok().flatten()).collect()
 }
 
 /// Replaces a state file: a crash at any point leaves the old or the new one whole.

@@ -52,12 +52,18 @@ pub enum BindError {
 /// [`BindError`].
 pub async fn bind(config: &Config, dir: &AgentDir, resume: Option<u16>) -> Result<Bound, BindError> {
     let host_error = |source| BindError::Host { host: config.host.clone(), source };
-    let address = (config.host.as_str(), 0)
-        .to_socket_addrs()
-        .map_err(host_error)?
-        .next()
-        .ok_or_else(|| host_error(io::Error::other("the name has no address")))?;
-    let at = |port: u16| SocketAddr::new(address.ip(), port);
+    // A changed `host` acts at the host's next start: a respawned sidecar listens where it did.
+    let before = resume.and_then(|port| state::read(&dir.state_file(port)).ok().flatten()?.address);
+    let ip = match before {
+        Some(ip) => ip,
+        None => (config.host.as_str(), 0)
+            .to_socket_addrs()
+            .map_err(host_error)?
+            .next()
+            .ok_or_else(|| host_error(io::Error::other("the name has no address")))?
+            .ip(),
+    };
+    let at = |port: u16| SocketAddr::new(ip, port);
     let is_busy = |error: &io::Error| error.kind() == io::ErrorKind::AddrInUse;
     let mut warnings = Vec::new();
 

@@ -26,8 +26,9 @@ use crate::text::rfc3339;
 const NOTE_VERSION: u32 = 1;
 /// How often the ledger is swept while there is something to sweep.
 const SWEEP_EVERY: Duration = Duration::from_millis(250);
-/// Acknowledgements that are worth a frame at once.
-const ACK_BATCH: usize = 64;
+/// For how long acknowledgements are collected. Short: a sidecar that dies before it sent one leaves
+/// the next an ended call that looks like nobody had its result.
+const ACK_AFTER: Duration = Duration::from_millis(20);
 
 /// What the shim keeps for a later sidecar and hands back in `inFlight`.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -282,7 +283,16 @@ impl Core {
         let exchanges = self.exchanges.borrow();
         let found: Vec<_> = keys.iter().filter_map(|key| exchanges.get(key).cloned()).collect();
         drop(exchanges);
-        found.into_iter().filter(|exchange| exchange.cancel(cause)).count()
+        found.into_iter().filter(|exchange| self.cancel_call(exchange, cause)).count()
+    }
+
+    /// Cancels one; from this moment on nothing attaches to it. Whether it had not been cancelled yet.
+    pub(super) fn cancel_call(&self, exchange: &Exchange, cause: Cancel) -> bool {
+        let is_first = exchange.cancel(cause);
+        if is_first {
+            self.ledger.borrow_mut().cancelled(&exchange.key);
+        }
+        is_first
     }
 
     /// Calls of an earlier sidecar become orphans of this one.
@@ -359,8 +369,9 @@ impl Core {
     /// The shim may forget these calls; sent in batches.
     pub(super) fn acknowledge(&self, call_ids: impl IntoIterator<Item = String>) {
         let mut waiting = self.acknowledged.borrow_mut();
+        let was_empty = waiting.is_empty();
         waiting.extend(call_ids);
-        if waiting.len() >= ACK_BATCH {
+        if was_empty && !waiting.is_empty() {
             self.acks_wanted.notify_one();
         }
         self.sweep_wanted.notify_one();
@@ -387,7 +398,7 @@ impl Core {
             }
             tokio::select! {
                 () = tokio::time::sleep(SWEEP_EVERY) => {}
-                () = self.acks_wanted.notified() => {}
+                () = self.acks_wanted.notified() => tokio::time::sleep(ACK_AFTER).await,
             }
             self.sweep();
             self.send_acks().await;

@@ -17,6 +17,7 @@ use crate::frame::raw::{RawObject, quote, string};
 use crate::frame::{Message, Shape};
 use crate::http::guard::bearer;
 use crate::http::{Body, ConnectionEvent, Endpoint, Head, Health, MAX_BODY, Refusal};
+use crate::ledger::is_same_id;
 use crate::mcp::reply::{self, code};
 use crate::mcp::session::{Hold, Session};
 use crate::mcp::sse::Position;
@@ -65,6 +66,7 @@ impl Endpoint for Core {
                 let message = format!("request body exceeds the limit of {MAX_BODY} bytes");
                 return error(StatusCode::PAYLOAD_TOO_LARGE, "null", code::REFUSED, &message);
             }
+            Refusal::Cut => (StatusCode::BAD_REQUEST, code::PARSE, "parse error"),
             Refusal::TimedOut => (StatusCode::REQUEST_TIMEOUT, code::REFUSED, "request body timed out"),
             Refusal::Overloaded => {
                 return busy("null", "too many large request bodies at once; try again");
@@ -317,7 +319,7 @@ impl Core {
                 let exchanges = self.exchanges.borrow();
                 let relays = exchanges.values().filter(|exchange| {
                     let seat = exchange.seat();
-                    !exchange.is_call && seat.sid == sid && seat.rpc_id == request.get()
+                    !exchange.is_call && seat.sid == sid && is_same_id(&seat.rpc_id, request.get())
                 });
                 keys.extend(relays.map(|exchange| exchange.key.clone()));
                 drop(exchanges);

@@ -327,7 +327,13 @@ impl Core {
             self.sessions.borrow_mut().save_again();
         }
         if let Some(sessions) = self.sessions.borrow_mut().take_changed() {
-            let mut state = State::new(&self.hello.instance, self.host, &self.token.borrow(), sessions);
+            let mut state = State::new(
+                &self.hello.instance,
+                self.host,
+                self.address.ip(),
+                &self.token.borrow(),
+                sessions,
+            );
             state.keeper = keeper;
             let file = self.dir.state_file(self.address.port());
             if let Err(error) = state::write(&file, &state) {

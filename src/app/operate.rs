@@ -8,6 +8,8 @@ use super::exchange::Cancel;
 use super::{Core, Phase, VERSION, now_ms};
 use crate::audit::Record;
 use crate::config::{AgentDir, ConfigError, Token, store};
+use serde::{Deserialize, Serialize};
+
 use crate::control::status::{self, Status};
 use crate::control::{self, Reply, Request};
 use crate::frame::messages::{Level, Notice};
@@ -29,11 +31,19 @@ pub async fn perform(core: Rc<Core>, request: Request) -> Reply {
             Ok(status) => Reply::Ok(status),
             Err(error) => Reply::Error(error.to_string()),
         },
-        Request::ReloadToken => match aside(&core.dir, store::load).await {
-            Ok(loaded) => {
+        Request::Rotate => match rotate(&core.dir, Some(&core)).await {
+            Ok(rotated) => match serde_json::to_value(rotated) {
+                Ok(rotated) => Reply::Ok(rotated),
+                Err(error) => Reply::Error(error.to_string()),
+            },
+            Err(error) => Reply::Error(with_causes(&error)),
+        },
+        Request::ReloadToken { salt, hash } => match aside(&core.dir, store::load).await {
+            Ok(loaded) if state::keyed_hash(&salt, &loaded.token) == hash => {
                 core.take_token(loaded.token).await;
                 done("the new token is in force")
             }
+            Ok(_) => Reply::Error(format!("it reads another config, {}", core.dir.config_file().display())),
             Err(error) => Reply::Error(with_causes(&error)),
         },
         Request::Restart { grace_ms } => match core.may_restart().await {
@@ -116,18 +126,20 @@ fn info(text: String) -> Notice {
 }
 
 /// What a rotation reached.
+#[derive(Debug, Serialize, Deserialize)]
 pub struct Rotated {
     /// The new token.
-    pub token: Token,
+    pub token: String,
     /// Running sidecars that took it at once.
     pub told: usize,
-    /// Running sidecars that did not answer, each named for people.
+    /// Running sidecars that did not take it, each named for people.
     pub silent: Vec<String>,
 }
 
 impl Rotated {
     fn notice(&self) -> Notice {
-        let text = format!("the token was replaced; the new one begins with {}", self.token.prefix());
+        let prefix: String = self.token.chars().take(6).collect();
+        let text = format!("the token was replaced; the new one begins with {prefix}");
         if self.silent.is_empty() {
             return info(format!("{text}; clients need it now (/a2mcp token)"));
         }
@@ -142,33 +154,59 @@ impl Rotated {
 }
 
 /// Replaces the token of an agent directory and tells every running sidecar of it; `own` is the
-/// sidecar this runs in.
+/// sidecar this runs in. Whoever did not take it is named: by its control socket, or by the state it
+/// has in the directory.
 ///
 /// # Errors
 /// When the config cannot be read or written; nothing has changed then.
 pub async fn rotate(dir: &AgentDir, own: Option<&Rc<Core>>) -> Result<Rotated, ConfigError> {
     let token = aside(dir, store::rotate).await?;
-    let mut rotated = Rotated { token: token.clone(), told: 0, silent: Vec::new() };
+    let mut rotated = Rotated { token: token.expose().to_owned(), told: 0, silent: Vec::new() };
+    let salt = uuid::Uuid::new_v4().simple().to_string();
+    let hash = state::keyed_hash(&salt, &token);
+    let mut met = vec![std::process::id()];
     if let Some(core) = own {
         core.audit.write(Record::action("token", None, r#"{"action":"rotate"}"#, false)).await;
         core.take_token(token).await;
         rotated.told += 1;
     }
     let root = dir.root().display().to_string();
-    for found in control::find().await.unwrap_or_default() {
+    let found = control::find().await.unwrap_or_else(|error| {
+        rotated.silent.push(format!("whatever runs (cannot look for sidecars: {error})"));
+        Vec::new()
+    });
+    for found in found {
         let socket = found.socket.display().to_string();
         match found.status {
             Ok(status) if status.agent_dir != root || status.pid == std::process::id() => {}
-            Ok(status) => match control::ask(&found.socket, &Request::ReloadToken).await {
-                Ok(Reply::Ok(_)) => rotated.told += 1,
-                _ => rotated
-                    .silent
-                    .push(format!("the sidecar with pid {} on port {}", status.pid, status.port)),
-            },
+            Ok(status) => {
+                met.push(status.pid);
+                let reload = Request::ReloadToken { salt: salt.clone(), hash: hash.clone() };
+                let why = match control::ask(&found.socket, &reload).await {
+                    Ok(Reply::Ok(_)) => {
+                        rotated.told += 1;
+                        continue;
+                    }
+                    Ok(Reply::Error(why)) => why,
+                    Err(error) => error.to_string(),
+                };
+                let who = format!("the sidecar with pid {} on port {}", status.pid, status.port);
+                rotated.silent.push(format!("{who} ({why})"));
+            }
             // Each sidecar of this directory has its state in it: another's.
             Err(_) if found.port().is_some_and(|port| !dir.state_file(port).exists()) => {}
             // Whose it is cannot be known: better named than forgotten.
-            Err(_) => rotated.silent.push(format!("the sidecar behind {socket}")),
+            Err(_) => {
+                let state = found.port().and_then(|port| state::read(&dir.state_file(port)).ok().flatten());
+                met.extend(state.map(|state| state.sidecar.pid));
+                rotated.silent.push(format!("the sidecar behind {socket}"));
+            }
+        }
+    }
+    for state in state::all(dir) {
+        if state.sidecar.is_alive() && !met.contains(&state.sidecar.pid) {
+            let pid = state.sidecar.pid;
+            rotated.silent.push(format!("the sidecar with pid {pid} (its control socket is gone)"));
         }
     }
     Ok(rotated)
@@ -241,6 +279,7 @@ impl Core {
             port: self.address.port(),
             token_prefix: self.token.borrow().prefix().into(),
             agent_dir: self.dir.root().display().to_string(),
+            config_file: self.dir.config_file().display().to_string(),
             uptime_ms: self.started.elapsed().as_millis() as u64,
             health: match (self.phase.get(), self.health()) {
                 (Phase::Restarting, _) => "restarting".into(),

@@ -118,7 +118,7 @@ impl Core {
     /// The caller is gone without its response: the call is an orphan now.
     fn caller_left(&self, exchange: &Exchange) {
         if self.config.cancel_on_disconnect {
-            exchange.cancel(Cancel::Caller);
+            self.cancel_call(exchange, Cancel::Caller);
         }
         if exchange.is_call {
             self.ledger.borrow_mut().left(&exchange.key, now_ms());

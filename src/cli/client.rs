@@ -182,7 +182,12 @@ async fn request(
 }
 
 fn read_arguments(given: &str) -> Result<Box<RawValue>, Failure> {
-    let failed = |error: io::Error| Failure::Usage(format!("cannot read the arguments: {error}"));
+    let failed = |error: io::Error| {
+        Failure::Usage(format!(
+            "cannot read the arguments from {}: {error}",
+            text::clean(given.trim_start_matches('@'), 200)
+        ))
+    };
     let text = match given.strip_prefix('@') {
         Some(file) => fs::read_to_string(file).map_err(failed)?,
         None if given == "-" => io::read_to_string(io::stdin()).map_err(failed)?,

@@ -6,6 +6,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+use super::target::Target;
 use super::{exit, install, operate, out};
 use crate::config::{AgentDir, Env, is_loopback, store};
 use crate::control::status::Status;
@@ -46,8 +47,8 @@ fn wrong(what: impl Into<String>, fix: impl Into<String>) -> Finding {
 ///
 /// # Errors
 /// When not even the agent directory is known.
-pub async fn run(args: DoctorArgs, given: Option<AgentDir>, env: &Env) -> Result<u8, String> {
-    let dir = operate::agent_dir(given, env).await?;
+pub async fn run(args: DoctorArgs, target: &Target, env: &Env) -> Result<u8, String> {
+    let dir = target.agent_dir(env).await?;
     let mut findings = vec![directory(&dir)];
     findings.extend(config(&dir));
     findings.extend(shim(&dir));
@@ -69,6 +70,10 @@ pub async fn run(args: DoctorArgs, given: Option<AgentDir>, env: &Env) -> Result
 fn directory(dir: &AgentDir) -> Finding {
     let root = shown(dir.root());
     match std::fs::metadata(dir.root()) {
+        Ok(meta) if meta.is_dir() && meta.permissions().mode() & 0o022 != 0 => wrong(
+            format!("others can write to {root}: they can replace config and token"),
+            format!("chmod go-w {root}"),
+        ),
         Ok(meta) if meta.is_dir() => fine(format!("agent directory {root}")),
         Ok(_) => wrong(format!("{root} is no directory"), "name the right one with --agent-dir"),
         Err(error) => wrong(
@@ -87,7 +92,7 @@ fn config(dir: &AgentDir) -> Vec<Finding> {
     match store::load_readonly(dir) {
         Err(error) => findings.push(wrong(
             with_causes(&error),
-            "correct the field; until then the bridge refuses to start (a running one goes on)",
+            "correct the file, or move it away (a new one gets a new token); until then the bridge refuses to start, a running one goes on",
         )),
         Ok((config, warnings)) => {
             findings.push(fine(format!("config {file}")));
@@ -100,14 +105,6 @@ fn config(dir: &AgentDir) -> Vec<Finding> {
                 findings.push(fine("reachable from this machine only"));
             }
         }
-    }
-    if let Ok(meta) = std::fs::metadata(dir.config_file())
-        && meta.permissions().mode() & 0o077 != 0
-    {
-        findings.push(wrong(
-            format!("{file} can be read by others; it holds the token"),
-            format!("chmod 600 {file}"),
-        ));
     }
     findings
 }
@@ -250,6 +247,23 @@ fn sidecar(status: &Status) -> Vec<Finding> {
             "`a2mcp restart` starts the binary that is installed now",
         ));
     }
+    match &status.keeper {
+        None => findings.push(wrong(
+            format!("{at} has no keeper: should it die, its port is closed until the next one runs"),
+            "`a2mcp logs` says why; it is tried again by itself",
+        )),
+        Some(keeper) if keeper.note.is_some() => findings.push(wrong(
+            keeper.note.clone().unwrap_or_default(),
+            "`a2mcp stop`, then /a2mcp restart in the host",
+        )),
+        Some(keeper) if keeper.uptime_ms.is_none() => findings.push(wrong(
+            format!("the keeper, process {}, does not answer", keeper.pid),
+            format!("end it (kill -KILL {}): the next one is started at once", keeper.pid),
+        )),
+        Some(keeper) => {
+            findings.push(fine(format!("its port is held by the keeper, process {}", keeper.pid)))
+        }
+    }
     if status.paused {
         findings.push(wrong(format!("{at} is paused: new calls are refused"), "`a2mcp resume`"));
     }
@@ -264,10 +278,11 @@ fn sidecar(status: &Status) -> Vec<Finding> {
         ));
     }
     if status.unauthorized > 0 {
-        findings.push(wrong(
-            format!("{} request(s) came without the right token", status.unauthorized),
-            "configure that client anew (`a2mcp connect`); if nobody should be knocking, `a2mcp rotate`",
-        ));
+        // Anybody on this machine can cause it: worth knowing, but nothing is broken.
+        findings.push(fine(format!(
+            "{} request(s) came without the right token (an old client? `a2mcp connect` configures it anew)",
+            status.unauthorized
+        )));
     }
     if !status.odd_names.is_empty() {
         let names: Vec<_> = status.odd_names.iter().take(10).map(|name| clean(name, 60)).collect();
@@ -276,8 +291,12 @@ fn sidecar(status: &Status) -> Vec<Finding> {
             "rename them in the host, or remove them with \"deny\" in the config",
         ));
     }
-    findings
-        .extend(status.notes.iter().map(|note| wrong(note.clone(), "restart the host, or undo the change")));
+    findings.extend(
+        status
+            .notes
+            .iter()
+            .map(|note| wrong(note.clone(), "undo the change, or make it right and restart what it names")),
+    );
     findings
 }
 

@@ -10,11 +10,14 @@ pub mod doctor;
 pub mod install;
 pub mod operate;
 pub mod out;
+pub mod target;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+
+use target::Target;
 
 use crate::app::{life, log};
 use crate::config::{AgentDir, Env, store};
@@ -40,6 +43,9 @@ struct Cli {
     /// The agent directory; default: the only one with a running sidecar, else the host's own.
     #[arg(long, global = true, value_name = "DIR")]
     agent_dir: Option<PathBuf>,
+    /// The process id of the sidecar, or of its host, when several run.
+    #[arg(long, global = true, value_name = "PID")]
+    pid: Option<u32>,
     #[command(subcommand)]
     command: Command,
 }
@@ -48,7 +54,7 @@ struct Cli {
 enum Command {
     /// What a host's shim spawns: frames on stdin and stdout.
     Sidecar(SidecarArgs),
-    /// Serves a few harmless tools, no agent needed, until interrupted.
+    /// Serves a few tools (read, write, bash, …), no agent needed, until interrupted.
     Demo(refhost::demo::DemoArgs),
     /// The demo's host: plays the shim's part in a process of its own.
     #[command(hide = true)]
@@ -101,6 +107,7 @@ pub fn main() -> ExitCode {
     };
     let env = Env::capture();
     let given = cli.agent_dir.map(|root| AgentDir::new(root, &env));
+    let target = Target { dir: given.clone(), pid: cli.pid };
     let done = match cli.command {
         Command::Sidecar(args) => return sidecar(given, &args),
         Command::Keeper(args) => return keep(&args),
@@ -113,31 +120,31 @@ pub fn main() -> ExitCode {
             args.agent_dir = dir.root().to_owned();
             return refhost::host::run(&args, &env);
         }
-        Command::Operate(command) => blocking(operate::perform(command, given, &env)),
-        Command::Doctor(args) => blocking(doctor::run(args, given, &env)),
-        Command::Connect(args) => blocking(connect(args, given, &env)),
+        Command::Operate(command) => blocking(operate::perform(command, target, &env)),
+        Command::Doctor(args) => blocking(doctor::run(args, &target, &env)),
+        Command::Connect(args) => blocking(connect(args, &target, &env)),
         Command::Tools(args) => blocking(async {
-            let bridge = reach(&args, given, &env).await;
+            let bridge = reach(&args, &target, &env).await;
             Ok(match bridge {
                 Ok(bridge) => client::tools(&bridge, &args).await,
                 Err(code) => code,
             })
         }),
         Command::Call(args) => blocking(async {
-            let bridge = reach(&args.client, given, &env).await;
+            let bridge = reach(&args.client, &target, &env).await;
             Ok(match bridge {
                 Ok(bridge) => client::call(&bridge, &args).await,
                 Err(code) => code,
             })
         }),
         Command::Install(Install::Omp(args)) => blocking(async {
-            let dir = operate::agent_dir(given, &env).await?;
+            let dir = omp_dir(given, &env)?;
             let binary = install::this_binary().map_err(|error| error.to_string())?;
             let done = install::install(&dir, install::OMP_SHIM, &binary, args);
             operate::print(&done.map_err(|error| crate::text::with_causes(&error))?)
         }),
         Command::Uninstall(Install::Omp(args)) => blocking(async {
-            let dir = operate::agent_dir(given, &env).await?;
+            let dir = omp_dir(given, &env)?;
             let done = install::uninstall(&dir, args);
             operate::print(&done.map_err(|error| crate::text::with_causes(&error))?)
         }),
@@ -146,6 +153,14 @@ pub fn main() -> ExitCode {
         out::note(&error);
         exit::FAILED
     }))
+}
+
+/// Where omp looks for extensions: never guessed from what happens to run.
+fn omp_dir(given: Option<AgentDir>, env: &Env) -> Result<AgentDir, String> {
+    let root = given.map(Ok).or_else(|| AgentDir::omp_root(env).map(|root| Ok(AgentDir::new(root, env))));
+    root.unwrap_or_else(|| {
+        Err("no home directory is known; name omp's agent directory with --agent-dir DIR".into())
+    })
 }
 
 /// Runs a command that needs a runtime for a while; its exit code, or why it failed.
@@ -181,17 +196,12 @@ fn demo(args: &refhost::demo::DemoArgs, env: &Env) -> ExitCode {
 }
 
 /// The bridge that `tools` and `call` mean: the one named, else the sidecar that runs here.
-async fn reach(
-    args: &client::ClientArgs,
-    given: Option<AgentDir>,
-    env: &Env,
-) -> Result<client::Endpoint, u8> {
+async fn reach(args: &client::ClientArgs, target: &Target, env: &Env) -> Result<client::Endpoint, u8> {
     let bridge = async {
         let (url, token) = match (&args.url, &args.token_file) {
             (Some(url), Some(file)) => (url.clone(), client::read_token(file)?),
             (url, file) => {
-                let (running, token) =
-                    operate::local_bridge(given, env).await.map_err(client::Failure::Unreachable)?;
+                let (running, token) = target.bridge(env).await.map_err(client::Failure::Unreachable)?;
                 let token = match file {
                     Some(file) => client::read_token(file)?,
                     None => token,
@@ -207,18 +217,18 @@ async fn reach(
     })
 }
 
-async fn connect(args: connect::ConnectArgs, given: Option<AgentDir>, env: &Env) -> Result<u8, String> {
+async fn connect(args: connect::ConnectArgs, target: &Target, env: &Env) -> Result<u8, String> {
     let named = args.token_file.as_deref().map(client::read_token).transpose();
     let named = named.map_err(|failure| failure.to_string())?;
     let bridge = match (args.url, named) {
         (Some(url), token @ Some(_)) => connect::Bridge { url, token },
         (Some(url), None) => {
-            let dir = operate::agent_dir(given, env).await?;
+            let dir = target.agent_dir(env).await?;
             let (config, _) = store::load_readonly(&dir).map_err(|error| error.to_string())?;
             connect::Bridge { url, token: config.token }
         }
         (None, named) => {
-            let (url, token) = operate::local_bridge(given, env).await?;
+            let (url, token) = target.bridge(env).await?;
             connect::Bridge { url, token: Some(named.unwrap_or(token)) }
         }
     };

@@ -38,6 +38,20 @@ impl AgentDir {
         Some(if omp.is_dir() { omp } else { home.join(".a2mcp") })
     }
 
+    /// Where omp keeps its things: what the environment names, else `~/.omp/agent`. `None` without an
+    /// absolute home.
+    pub fn omp_root(env: &Env) -> Option<PathBuf> {
+        let named = env.pi_agent_dir.as_ref().map(|dir| env.absolute(dir));
+        named.or_else(|| {
+            env.home.as_deref().filter(|home| home.is_absolute()).map(|home| home.join(".omp/agent"))
+        })
+    }
+
+    /// The same directory with other files: those that a running sidecar uses.
+    pub fn with_files(self, config: impl Into<PathBuf>, audit: impl Into<PathBuf>) -> AgentDir {
+        AgentDir { config: config.into(), audit: audit.into(), ..self }
+    }
+
     /// The directory itself.
     pub fn root(&self) -> &Path {
         &self.root

@@ -36,8 +36,16 @@ const ANSWER: Duration = Duration::from_secs(10);
 pub enum Request {
     /// Everything [`status::Status`] holds.
     Status,
-    /// Read the token from the config file again; sessions and calls of the old one end.
-    ReloadToken,
+    /// Replace the token, here and in every other sidecar of this agent directory.
+    Rotate,
+    /// Read the token from the config file again; sessions and calls of the old one end. The keyed
+    /// hash says which token is to be in force then.
+    ReloadToken {
+        /// The key.
+        salt: String,
+        /// [`crate::state::keyed_hash`] of the token under it.
+        hash: String,
+    },
     /// Make way for the next sidecar.
     Restart {
         /// How long calls in flight may still take.

@@ -23,6 +23,9 @@ pub struct Status {
     pub token_prefix: String,
     /// Its agent directory.
     pub agent_dir: String,
+    /// The config file it reads.
+    #[serde(default)]
+    pub config_file: String,
     /// Since when it runs, in milliseconds.
     pub uptime_ms: u64,
     /// `ready`, or why not.

@@ -464,7 +464,16 @@ impl Owner {
     fn take(&mut self, message: Result<Message, EnvelopeError>, bytes: usize, ping_id: &mut Option<u64>) {
         let message = match message {
             Ok(message) if message.shape != Shape::Invalid => message,
-            Ok(_) => return self.bad_frame(bytes, "neither request nor answer"),
+            Ok(message) => {
+                // An answer without content still ends the request it names.
+                let id = text(message.id.as_ref()).and_then(|id| id.parse::<u64>().ok());
+                if let Some(waiter) = id.and_then(|id| self.pending.remove(&id)) {
+                    let error =
+                        r#"{"code":-32603,"message":"the host's answer has neither result nor error"}"#;
+                    let _ = waiter.send(Ok(Answer::Error(Bytes::from_static(error.as_bytes()))));
+                }
+                return self.bad_frame(bytes, "neither request nor answer");
+            }
             Err(error) => return self.bad_frame(bytes, &error.to_string()),
         };
         let params = message.params.unwrap_or_default();

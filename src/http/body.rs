@@ -143,12 +143,12 @@ impl AsRef<[u8]> for Charged {
 ///
 /// # Errors
 /// [`Refusal::TooLarge`] (judged by `Content-Length` before reading, and while reading),
-/// [`Refusal::TimedOut`], [`Refusal::Overloaded`]; `None` when the connection broke.
-pub async fn read(mut body: Incoming, budget: &Budget) -> Result<Bytes, Option<Refusal>> {
+/// [`Refusal::TimedOut`], [`Refusal::Overloaded`], [`Refusal::Cut`].
+pub async fn read(mut body: Incoming, budget: &Budget) -> Result<Bytes, Refusal> {
     let announced = body.size_hint().exact();
     if announced.is_some_and(|length| length > MAX_BODY as u64) {
         drain(body, 2 * MAX_BODY);
-        return Err(Some(Refusal::TooLarge));
+        return Err(Refusal::TooLarge);
     }
     let announced = announced.map(|length| length as usize);
     let share = match announced {
@@ -156,21 +156,21 @@ pub async fn read(mut body: Incoming, budget: &Budget) -> Result<Bytes, Option<R
         _ => None,
     };
     let collected = timeout(TOTAL, collect(&mut body, announced, share, budget)).await;
-    match collected.unwrap_or(Err(Some(Refusal::TimedOut))) {
-        Err(Some(Refusal::TooLarge)) => {
+    match collected.unwrap_or(Err(Refusal::TimedOut)) {
+        Err(Refusal::TooLarge) => {
             drain(body, 2 * MAX_BODY);
-            Err(Some(Refusal::TooLarge))
+            Err(Refusal::TooLarge)
         }
         other => other,
     }
 }
 
 impl Budget {
-    async fn share(&self, bytes: usize) -> Result<OwnedSemaphorePermit, Option<Refusal>> {
+    async fn share(&self, bytes: usize) -> Result<OwnedSemaphorePermit, Refusal> {
         let kib = bytes.div_ceil(1024).min(BUDGET_KIB as usize) as u32;
         match timeout(BUDGET_WAIT, self.0.clone().acquire_many_owned(kib)).await {
             Ok(Ok(share)) => Ok(share),
-            _ => Err(Some(Refusal::Overloaded)),
+            _ => Err(Refusal::Overloaded),
         }
     }
 }
@@ -180,14 +180,14 @@ async fn collect(
     announced: Option<usize>,
     mut share: Option<OwnedSemaphorePermit>,
     budget: &Budget,
-) -> Result<Bytes, Option<Refusal>> {
+) -> Result<Bytes, Refusal> {
     let mut first = Bytes::new();
     let mut buffer = BytesMut::new();
     loop {
         let data = match timeout(IDLE, body.frame()).await {
-            Err(_) => return Err(Some(Refusal::TimedOut)),
+            Err(_) => return Err(Refusal::TimedOut),
             Ok(None) => break,
-            Ok(Some(Err(_))) => return Err(None),
+            Ok(Some(Err(_))) => return Err(Refusal::Cut),
             Ok(Some(Ok(frame))) => frame.into_data().unwrap_or_default(),
         };
         if first.is_empty() && buffer.is_empty() {
@@ -200,7 +200,7 @@ async fn collect(
         }
         let length = buffer.len() + data.len();
         if length > MAX_BODY {
-            return Err(Some(Refusal::TooLarge));
+            return Err(Refusal::TooLarge);
         }
         // A chunked body tells its size late: it is charged for the largest one.
         if length > SMALL && share.is_none() {

@@ -6,8 +6,11 @@
 
 pub mod body;
 pub mod guard;
+mod patient;
 mod route;
 
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::net::TcpListener as StdListener;
 use std::rc::Rc;
 use std::time::Duration;
@@ -24,9 +27,14 @@ use tokio_util::task::TaskTracker;
 use crate::crash::{self, Carries};
 
 pub use body::{Body, MAX_BODY};
+use patient::Patient;
 
-/// Most connections at a time; further ones wait in the listener's queue.
+/// Most connections at a time. A newcomer then takes the place of the oldest one that has not shown the
+/// token yet, so that strangers cannot shut everybody out; without such a one it waits in the
+/// listener's queue.
 const MAX_CONNECTIONS: usize = 4096;
+/// A caller that takes no byte of its response for so long is gone: its call is an orphan then.
+const WRITE_STALL: Duration = Duration::from_secs(60);
 /// A request's head must be complete within this time; an idle keep-alive connection ends by it too.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 /// Longest head of a request in bytes.
@@ -62,6 +70,8 @@ pub enum Refusal {
     TooLarge,
     /// The body stopped coming.
     TimedOut,
+    /// The body ended before its announced end.
+    Cut,
     /// Too many large bodies at once.
     Overloaded,
     /// A fault of ours.
@@ -143,11 +153,20 @@ pub fn serve<E: Endpoint>(listener: StdListener, endpoint: Rc<E>) -> std::io::Re
     Ok(server)
 }
 
+/// Connections that have not shown the token, oldest first, and the way to end them.
+type Strangers = Rc<RefCell<BTreeMap<u64, CancellationToken>>>;
+
 async fn accept<E: Endpoint>(listener: TcpListener, endpoint: Rc<E>, server: Server) {
     let places = std::sync::Arc::new(Semaphore::new(MAX_CONNECTIONS));
     let budget = body::Budget::default();
+    let strangers = Strangers::default();
     let mut number = 0;
     loop {
+        if places.available_permits() == 0
+            && let Some((_, oldest)) = strangers.borrow_mut().pop_first()
+        {
+            oldest.cancel();
+        }
         let place = tokio::select! {
             place = places.clone().acquire_owned() => place,
             () = server.stop_accepting.cancelled() => return,
@@ -166,9 +185,17 @@ async fn accept<E: Endpoint>(listener: TcpListener, endpoint: Rc<E>, server: Ser
         };
         number += 1;
         let close = server.close_connections.clone();
-        let connection = connection(stream, number, endpoint.clone(), budget.clone(), close);
+        let evicted = CancellationToken::new();
+        strangers.borrow_mut().insert(number, evicted.clone());
+        let connection =
+            connection(stream, number, endpoint.clone(), budget.clone(), close, strangers.clone());
+        let strangers = strangers.clone();
         server.connections.spawn_local(async move {
-            connection.await;
+            tokio::select! {
+                () = connection => {}
+                () = evicted.cancelled() => {}
+            }
+            strangers.borrow_mut().remove(&number);
             drop(place);
         });
     }
@@ -180,14 +207,20 @@ async fn connection<E: Endpoint>(
     endpoint: Rc<E>,
     budget: body::Budget,
     close: CancellationToken,
+    strangers: Strangers,
 ) {
     let _ = stream.set_nodelay(true);
-    let service = service_fn(|request| route::handle(endpoint.clone(), number, budget.clone(), request));
+    let known = || drop(strangers.borrow_mut().remove(&number));
+    let service =
+        service_fn(|request| route::handle(endpoint.clone(), number, budget.clone(), &known, request));
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD_TIMEOUT)
         .max_buf_size(MAX_HEAD)
-        .serve_connection(TokioIo::new(crash::watch(stream, Carries::Responses)), service);
+        .serve_connection(
+            TokioIo::new(Patient::new(crash::watch(stream, Carries::Responses), WRITE_STALL)),
+            service,
+        );
     let mut connection = std::pin::pin!(connection);
     let ended = tokio::select! {
         ended = connection.as_mut() => ended,

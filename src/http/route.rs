@@ -16,15 +16,18 @@ use super::body::{self, Body, Budget};
 use super::guard::{self, Name};
 use super::{ConnectionEvent, Endpoint, Head, Health, Refusal};
 
-/// Answers one request; a panic on the way becomes an internal error.
+/// Answers one request; a panic on the way becomes an internal error. `known` is told when the request
+/// has shown the token.
 pub(super) async fn handle<E: Endpoint>(
     endpoint: Rc<E>,
     connection: u64,
     budget: Budget,
+    known: &impl Fn(),
     request: Request<Incoming>,
 ) -> Result<Response<Body>, Infallible> {
     endpoint.connection(connection, ConnectionEvent::NextRequest);
-    let answer = AssertUnwindSafe(judge(endpoint.clone(), connection, budget, request)).catch_unwind().await;
+    let answer =
+        AssertUnwindSafe(judge(endpoint.clone(), connection, budget, known, request)).catch_unwind().await;
     let mut answer = answer.unwrap_or_else(|_| endpoint.refuse(Refusal::Internal));
     if endpoint.is_draining() {
         answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
@@ -64,6 +67,7 @@ async fn judge<E: Endpoint>(
     endpoint: Rc<E>,
     connection: u64,
     budget: Budget,
+    known: &impl Fn(),
     request: Request<Incoming>,
 ) -> Response<Body> {
     let method = request.method();
@@ -84,6 +88,7 @@ async fn judge<E: Endpoint>(
         body::drain(request.into_body(), UNREAD);
         return endpoint.refuse(refusal);
     }
+    known();
     if matches!(place, Place::Xfer) {
         return endpoint.xfer(request).await;
     }
@@ -98,9 +103,7 @@ async fn judge<E: Endpoint>(
     match body::read(request.into_body(), &budget).await {
         Ok(body) if is_host_llm => endpoint.host_llm(head, body).await,
         Ok(body) => endpoint.post(head, body).await,
-        // The connection is broken: nobody reads this.
-        Err(None) => Response::new(Body::Empty),
-        Err(Some(refusal)) => endpoint.refuse(refusal),
+        Err(refusal) => endpoint.refuse(refusal),
     }
 }
 

@@ -401,7 +401,7 @@ impl Ledger {
     /// The running calls a `notifications/cancelled` of this session means: ids compare as their own
     /// text.
     pub fn find(&self, sid: &str, rpc_id: &str) -> Vec<String> {
-        self.running_ids(|entry| entry.sid == sid && entry.rpc_id == rpc_id)
+        self.running_ids(|entry| entry.sid == sid && is_same_id(&entry.rpc_id, rpc_id))
     }
 
     /// The running calls of a session whose callers are still connected (the others are orphans,
@@ -466,6 +466,15 @@ impl Entry {
     pub fn is_orphan(&self) -> bool {
         matches!(self.caller, Caller::Left { .. })
     }
+}
+
+/// Whether two JSON-RPC ids are the same one: numbers by their own text, strings by what they say.
+pub fn is_same_id(one: &str, other: &str) -> bool {
+    if one == other {
+        return true;
+    }
+    let said = |id: &str| serde_json::from_str::<String>(id).ok();
+    one.starts_with('"') && other.starts_with('"') && said(one).is_some_and(|one| said(other) == Some(one))
 }
 
 /// A call of an earlier sidecar, as its note tells it.

@@ -257,13 +257,18 @@ fn announce(args: &DemoArgs, dir: &Path, ready: &Event, token: &str, out: &mut d
     )?;
     writeln!(
         out,
-        "By hand:\ncurl -s {url} -H 'Authorization: Bearer {token}' -H 'Content-Type: application/json' \\\n  \
+        "By hand (the token comes over stdin: a command line can be read by others):\n\
+         curl -s {url} -H @- -H 'Content-Type: application/json' \\\n  \
          -d '{{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"initialize\",\"params\":{{\"protocolVersion\":\"2025-11-25\",\
-         \"capabilities\":{{}},\"clientInfo\":{{\"name\":\"curl\",\"version\":\"0\"}}}}}}'\n"
+         \"capabilities\":{{}},\"clientInfo\":{{\"name\":\"curl\",\"version\":\"0\"}}}}}}' <<'END'\n\
+         Authorization: Bearer {token}\nEND\n"
     )?;
     if ready.features.iter().any(|feature| feature == "xfer") {
         let base = url.trim_end_matches('/');
-        writeln!(out, "A file of an open share:\ncurl -s {base}/xfer/ -H 'Authorization: Bearer {token}'\n")?;
+        writeln!(
+            out,
+            "A file of an open share:\ncurl -s {base}/xfer/ -H @- <<'END'\nAuthorization: Bearer {token}\nEND\n"
+        )?;
     }
     writeln!(out, "It runs until you press ^C; everything it made is in {}.", dir.display())?;
     out.flush()

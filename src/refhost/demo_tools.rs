@@ -20,6 +20,7 @@ use super::execution::ExecutionLog;
 use super::store::Outcome;
 use super::tools::{Call, HostState, Pending, Tools, text_result};
 use crate::frame::messages::{RpcError, code};
+use crate::mcp::call::{NO_MAIN, NOT_EXPOSED};
 
 /// The largest file `read` returns.
 const MAX_READ: u64 = 16 << 20;
@@ -109,12 +110,12 @@ impl Tools for DemoTools {
 
     fn call(&self, call: Call) -> Pending<Outcome> {
         if !self.state.main() {
-            return ready("main session not available");
+            return ready(NO_MAIN);
         }
         let canned = self.canned.borrow().clone();
         let position = canned.iter().position(|tool| tool.name == call.name);
         if position.is_none() && !self.has_fixed(&call.name) {
-            return ready("tool not exposed by this host");
+            return ready(NOT_EXPOSED);
         }
         let offer = self.offer.clone();
         if position.is_none() && offer.execution_log.is_none() && call.name == "echo" {

@@ -257,7 +257,8 @@ fn a_cancelled_call_never_attaches_after_a_restart() {
     let last = last.start();
     client.cancel("1");
     last.frame(|frame| frame["method"] == "bridge/cancel");
-    client.again().start_call("3", "hang", r#"{"n":1}"#);
+    let mut caller = client.again();
+    caller.start_call("3", "hang", r#"{"n":1}"#);
     last.call_frame("hang");
 }
 

@@ -34,6 +34,12 @@ fn the_operators_answer_decides() {
         client.start_call("1", "bash", &json!({"command": format!("echo {answer} >> {answer}")}).to_string());
         let question = omp.nth_line("omp did not ask", round, is_question);
         assert!(question["title"].as_str().unwrap().contains("bash"), "{question}");
+        // The host's own question does not say who asks; a notice does, once for each.
+        let who =
+            format!("\"bash\", asked by raw (session {}), waits for your approval", &client.session[..8]);
+        omp.notice(&who);
+        let told = omp.notices().iter().filter(|notice| notice.contains(&who)).count();
+        assert_eq!(told, round, "{:#?}", omp.notices());
         assert!(!proof.exists(), "it ran before it was approved");
         omp.send(&json!({"type": "extension_ui_response", "id": question["id"], "value": answer}));
         let reply = client.read().json();

@@ -2,13 +2,14 @@
 //! first one's tools as its own and calls them with its own MCP client.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
 use crate::omp::{Home, Omp};
 use crate::processes::kill;
-use crate::support::eventually;
+use crate::support::{binary, eventually};
 
 /// Puts the configuration that `server` prints for omp into `home`.
 fn connect(home: &Home, server: &Omp) {
@@ -107,6 +108,71 @@ fn a_call_that_waits_for_its_answer_survives_the_sidecar_and_runs_once() {
 #[test]
 fn a_call_on_a_stream_survives_the_sidecar_and_runs_once() {
     survives_the_sidecar(&json!({"streamAfterMs": 0}));
+}
+
+/// No respawn within this time of two others has a pause before it (contract 15).
+const QUIET: Duration = Duration::from_secs(10);
+
+/// The sidecar dies at one point of a call's way after the other, always under a call of omp's own
+/// client: each runs once, and its result arrives.
+fn survives_at(points: &[&str], config: &Value) {
+    let home = Home::with_shim().config(config);
+    let armed = home.path().join("crash-at");
+    home.point_at_script(&format!(
+        "if [ -e {armed} ]; then A2MCP_CRASH_AT=$(cat {armed}); export A2MCP_CRASH_AT; rm {armed}; fi\nexec '{binary}' \"$@\"",
+        armed = armed.display(),
+        binary = binary().display(),
+    ));
+    let server = Omp::setup(home).bridged();
+    let home = Home::bare();
+    connect(&home, &server);
+    let client = Omp::setup(home).spawn();
+    until_connected(&client);
+    for (done, point) in points.iter().enumerate() {
+        if done > 0 {
+            std::thread::sleep(QUIET);
+        }
+        std::fs::write(&armed, format!("{point}:1")).unwrap();
+        let before = server.sidecar();
+        kill(before, Signal::KILL);
+        let doomed = server.next_sidecar(before);
+        let log = server.home.path().join(point);
+        let script = format!("echo run >> {}; sleep 0.4; echo finished {point}", log.display());
+        let result = execute(&client, "bash", json!({ "command": script }));
+        assert!(result.to_string().contains(&format!("finished {point}")), "{point}: {result}");
+        server.next_sidecar(doomed);
+        assert_eq!(std::fs::read_to_string(&log).unwrap(), "run\n", "{point}: it ran more than once");
+    }
+    let records = server.home.audit();
+    let of = |phase: &str| records.iter().filter(|record| record["phase"] == phase).count();
+    assert_eq!(of("done"), points.len(), "{records:#?}");
+    let lost = points.iter().filter(|point| ["after-audit-start", "frame-half"].contains(point)).count();
+    assert_eq!(of("start"), points.len() + lost, "{records:#?}");
+}
+
+/// What takes JSON only is sent again by it.
+#[test]
+fn a_call_of_omp_that_waits_for_json_survives_a_kill_at_each_point() {
+    let points = [
+        "before-audit-start",
+        "frame-half",
+        "frame-whole",
+        "done-written",
+        "response-half",
+        "response-whole",
+    ];
+    survives_at(&points, &json!({"streaming": "off"}));
+}
+
+/// A stream that has begun is resumed by it, and only that: it never sends such a call again. So the
+/// points before the host has the call are not for it, nor `frame-whole`: a stream that breaks within
+/// a millisecond of its first event is one that its HTTP client never saw an event of.
+#[test]
+fn a_call_of_omp_on_a_stream_survives_a_kill_at_each_point() {
+    survives_at(
+        &["result-read", "done-written", "response-half", "response-whole"],
+        &json!({"streamAfterMs": 0}),
+    );
 }
 
 /// A host whose own MCP list names its own bridge would list itself for ever: `denyMCPTools` is the

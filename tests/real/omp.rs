@@ -5,6 +5,7 @@
 //! host for longer than the contract allows.
 
 use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
@@ -69,6 +70,15 @@ impl Home {
     pub(crate) fn config(self, config: &Value) -> Self {
         std::fs::write(self.agent("a2mcp.json"), config.to_string()).unwrap();
         self
+    }
+
+    /// Starts this shell script, with the arguments of a sidecar, where the sidecar was.
+    pub(crate) fn point_at_script(&self, body: &str) {
+        let script = self.path().join("sidecar.sh");
+        std::fs::write(&script, format!("#!/bin/sh\n{body}\n")).unwrap();
+        std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let marker = json!({"binary": script, "version": "0"});
+        std::fs::write(self.agent("extensions/a2mcp/binary.json"), marker.to_string()).unwrap();
     }
 
     pub(crate) fn path(&self) -> &Path {

@@ -3,6 +3,7 @@
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
+use a2mcp::process::resident_bytes;
 use rustix::process::Signal;
 use serde_json::json;
 
@@ -83,6 +84,49 @@ fn a_sidecar_killed_while_it_is_written_to_harms_nobody() {
         (processes::descriptors(omp.pid()) <= descriptors + 1).then_some(())
     });
     assert_eq!(omp.client().call_text("probe_odd", "{}"), "{}");
+}
+
+/// Kills in one host: what the test command does in a minute (from the third death within ten seconds
+/// on, a pause of a second comes before each start). `A2MCP_KILL_CYCLES=500` for the full size, by hand.
+const CYCLES: usize = 40;
+/// From here on nothing may grow; what Bun warms up is warm.
+const WARM: usize = 20;
+/// What the host's memory may swing by: its heap breathes, it does not follow the kills.
+const SWING: u64 = 24 << 20;
+
+#[test]
+fn many_kills_leave_the_host_as_it_was() {
+    let cycles =
+        std::env::var("A2MCP_KILL_CYCLES").ok().map_or(CYCLES, |count| count.parse().expect("a number"));
+    let omp = Omp::start();
+    let mut client = omp.client();
+    assert_eq!(client.call_text("probe_odd", "{}"), "{}");
+    let measure = || (resident_bytes(omp.pid()).unwrap(), processes::descriptors(omp.pid()));
+    let (mut sidecar, mut warm) = (omp.sidecar(), (0, 0));
+    for cycle in 1..=cycles {
+        kill(sidecar, Signal::KILL);
+        sidecar = omp.next_sidecar(sidecar);
+        if cycle == WARM {
+            warm = measure();
+        }
+    }
+    eventually("the end of the descriptors of the dead", || (measure().1 <= warm.1 + 1).then_some(()));
+    let resident = measure().0;
+    assert!(resident <= warm.0 + SWING, "from {} after {WARM} kills to {resident} after {cycles}", warm.0);
+    eprintln!(
+        "{cycles} kills: {} MiB -> {} MiB, {} -> {} descriptors",
+        warm.0 >> 20,
+        resident >> 20,
+        warm.1,
+        measure().1
+    );
+    assert_eq!(processes::zombies_of(omp.pid()), Vec::<u32>::new());
+    omp.assert_alive();
+    // One notice each for the first ones; then that there is a pause, and no more of the same.
+    let told: Vec<_> = omp.notices().into_iter().filter(|notice| notice.contains("unexpectedly")).collect();
+    assert!(!told.is_empty() && told.len() <= cycles, "{told:#?}");
+    let mut client = client.again();
+    assert_eq!(client.call_text("probe_odd", r#"{"after":1}"#), r#"{"after":1}"#);
 }
 
 #[test]

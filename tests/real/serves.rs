@@ -213,10 +213,13 @@ fn a_remote_call_is_drawn_in_the_host() {
                 line["type"] == "tool_execution_start" && line["args"] == json!({"drawn": true})
             });
             assert_eq!(started["toolName"], "probe_odd");
+            let who = format!("asked by raw (session {})", &client.session[..8]);
+            assert_eq!(started["intent"], format!("probe_odd, {who}"));
             let ended = omp.line("no end of the card", |line| {
                 line["type"] == "tool_execution_end" && line["toolCallId"] == started["toolCallId"]
             });
             assert_eq!(ended["isError"], false, "{ended}");
+            assert!(ended["result"]["content"][0]["text"].as_str().unwrap().ends_with(&format!("[{who}]")));
             ids.push(started["toolCallId"].to_string());
         }
         ids.dedup();

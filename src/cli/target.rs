@@ -1,0 +1,128 @@
+//! Which sidecar, or which agent directory, a command means (contract 16): what was named, else the
+//! only one there is. Where several could be meant, nothing is guessed: they are listed.
+
+use std::path::PathBuf;
+
+use super::out;
+use crate::config::{AgentDir, Env, Token, store};
+use crate::control::status::Status;
+use crate::control::{self, Found};
+use crate::text::with_causes;
+
+/// What the command line named.
+#[derive(Clone, Default)]
+pub struct Target {
+    /// `--agent-dir`.
+    pub dir: Option<AgentDir>,
+    /// `--pid`: a sidecar's process id, or its host's.
+    pub pid: Option<u32>,
+}
+
+impl Target {
+    /// All sidecars of this user that answered and are meant; those that did not are named on stderr.
+    ///
+    /// # Errors
+    /// When they cannot be looked for.
+    pub async fn running(&self) -> Result<Running, String> {
+        let found = control::find().await.map_err(|error| format!("cannot look for sidecars: {error}"))?;
+        let mut running = Running::default();
+        for Found { socket, status } in found {
+            match status {
+                Ok(status) => running.answered.push((socket, status)),
+                Err(error) => {
+                    running.silent += 1;
+                    out::note(&format!("the sidecar behind {} does not answer: {error}", socket.display()));
+                }
+            }
+        }
+        if let Some(dir) = &self.dir {
+            let root = dir.root().display().to_string();
+            running.answered.retain(|(_, status)| status.agent_dir == root);
+        }
+        if let Some(pid) = self.pid {
+            running.answered.retain(|(_, status)| status.pid == pid || status.host.pid == pid);
+        }
+        Ok(running)
+    }
+
+    /// The one sidecar that is meant, and its control socket.
+    ///
+    /// # Errors
+    /// When there is none, or several.
+    pub async fn sidecar(&self) -> Result<(PathBuf, Status), String> {
+        let mut running = self.running().await?;
+        match running.answered.len() {
+            1 => Ok(running.answered.remove(0)),
+            0 if running.silent > 0 => {
+                Err("no sidecar answers; those named above may hang or be stopped".into())
+            }
+            0 => Err(match (self.pid, &self.dir) {
+                (Some(pid), _) => format!("no sidecar has pid {pid}"),
+                (None, Some(dir)) => format!("no sidecar runs for {}", dir.root().display()),
+                (None, None) => {
+                    "no sidecar runs; a host with the shim starts one, or try `a2mcp demo`".into()
+                }
+            }),
+            _ => Err(several(&running.answered)),
+        }
+    }
+
+    /// The agent directory that is meant, with the files its sidecar uses if one runs.
+    ///
+    /// # Errors
+    /// When several could be meant, or no home directory is known.
+    pub async fn agent_dir(&self, env: &Env) -> Result<AgentDir, String> {
+        if let (Some(dir), None) = (&self.dir, self.pid) {
+            return Ok(dir.clone());
+        }
+        let running = self.running().await?.answered;
+        let Some((_, first)) = running.first() else {
+            if let Some(pid) = self.pid {
+                return Err(format!("no sidecar has pid {pid}"));
+            }
+            let root = AgentDir::default_root(env);
+            let root = root.ok_or("no home directory is known; name one with --agent-dir DIR")?;
+            return Ok(AgentDir::new(root, env));
+        };
+        if running.iter().any(|(_, status)| status.agent_dir != first.agent_dir) {
+            return Err(several(&running));
+        }
+        Ok(dir_of(first, env))
+    }
+
+    /// URL and token of the one sidecar that is meant.
+    ///
+    /// # Errors
+    /// When there is none, or several, or its config cannot be read.
+    pub async fn bridge(&self, env: &Env) -> Result<(String, Token), String> {
+        let (_, status) = self.sidecar().await?;
+        let dir = dir_of(&status, env);
+        let file = dir.config_file().display();
+        let (config, _) = store::load_readonly(&dir).map_err(|error| with_causes(&error))?;
+        let token = config.token.ok_or_else(|| format!("{file} holds no token; was the directory moved?"))?;
+        Ok((status.url, token))
+    }
+}
+
+/// Sidecars that were found.
+#[derive(Default)]
+pub struct Running {
+    /// Control sockets and what was said behind them.
+    pub answered: Vec<(PathBuf, Status)>,
+    /// How many said nothing.
+    pub silent: usize,
+}
+
+/// The agent directory of a running sidecar, with the files it uses: its environment counts, not ours.
+pub fn dir_of(status: &Status, env: &Env) -> AgentDir {
+    let dir = AgentDir::new(&status.agent_dir, env);
+    if status.config_file.is_empty() { dir } else { dir.with_files(&status.config_file, &status.audit_file) }
+}
+
+fn several(running: &[(PathBuf, Status)]) -> String {
+    let brief = |status: &Status| {
+        format!("pid {} {} {} ({})", status.pid, status.url, status.host.name, status.agent_dir)
+    };
+    let list: Vec<String> = running.iter().map(|(_, status)| brief(status)).collect();
+    format!("several sidecars run; choose one with --pid: {}", list.join(" | "))
+}
