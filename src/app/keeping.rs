@@ -22,6 +22,7 @@ use crate::keeper::client::{self, Events, Keeper, KeeperError};
 use crate::keeper::wire::{ChildStatus, Event, Request, Spawn};
 use crate::keeper::{self};
 use crate::process::{self, Identity};
+use crate::state;
 use crate::text::with_causes;
 
 /// How long a respawned sidecar looks for its port, in a keeper or free.
@@ -58,7 +59,8 @@ pub async fn listen(
     host: Identity,
 ) -> Result<(Bound, Found), BindError> {
     let resume = hello.resume.as_ref().map(|resume| resume.port);
-    let end = Instant::now() + HANDOVER;
+    let mut end = Instant::now() + HANDOVER;
+    let mut evicted = None;
     loop {
         let mut found = find(&hello.instance, host).await;
         let taken = found.listener.take().and_then(|listener| bind::bound(listener, Vec::new()).ok());
@@ -69,9 +71,28 @@ pub async fn listen(
         match bind::bind(config, dir, resume).await {
             // A keeper that is just starting, or just ending, may have it.
             Err(BindError::Busy { .. }) if Instant::now() < end => tokio::time::sleep(HANDOVER_STEP).await,
-            bound => return bound.map(|bound| (bound, found)),
+            Err(BindError::Busy { port, .. }) if evicted.is_none() && evict(dir, port, hello, host) => {
+                evicted = Some("the keeper did not answer and was ended; a new one holds the port now");
+                end = Instant::now() + HANDOVER;
+            }
+            Err(error) => return Err(error),
+            Ok(bound) => {
+                found.warnings.extend(evicted.map(str::to_owned));
+                return Ok((bound, found));
+            }
         }
     }
+}
+
+/// Kills the keeper of this very host that has the port and cannot be reached: it hangs, or its
+/// socket was removed. The state file names it; another host's is never touched.
+fn evict(dir: &AgentDir, port: u16, hello: &Hello, host: Identity) -> bool {
+    let state = state::read(&dir.state_file(port)).ok().flatten();
+    let keeper = state.filter(|state| state.instance == hello.instance && state.host == host);
+    keeper.and_then(|state| state.keeper).is_some_and(|keeper| {
+        let is_keeper = process::name(keeper.pid).is_some_and(|name| name == process::COMPANION_NAME);
+        is_keeper && keeper.signal(rustix::process::Signal::KILL)
+    })
 }
 
 async fn find(instance: &str, host: Identity) -> Found {

@@ -306,6 +306,55 @@ fn a_killed_keeper_is_followed_by_one_that_holds_the_same_port() {
 }
 
 #[test]
+fn a_keeper_that_hangs_or_lost_its_socket_costs_a_warning_and_not_the_port() {
+    type Spoil = fn(&Host, Identity);
+    let faults: [(&str, Spoil); 2] = [
+        ("hangs", |_, keeper| _ = keeper.signal(Signal::STOP)),
+        ("lost", |host, _| std::fs::remove_file(keeper::socket_path(&host.instance).unwrap()).unwrap()),
+    ];
+    for (fault, spoil) in faults {
+        let mut host = Host::start();
+        let keeper = keeper_of(&host.status());
+        spoil(&host, keeper);
+        if fault == "hangs" {
+            assert!(host.cli(&["status"]).1.contains("does not answer"));
+            let said = host.cli(&["doctor"]).1;
+            assert!(said.contains("does not answer") && said.contains("kill -KILL"), "{said}");
+        }
+        host.child.kill().unwrap();
+        host.child.wait().unwrap();
+        let next =
+            Setup::default().in_dir_of(&host).hello(json!({ "resume": { "port": host.port } })).start();
+        assert_eq!(next.port, host.port, "{fault}");
+        next.notice("did not answer and was ended");
+        assert!(!keeper.is_alive(), "{fault}");
+        assert_ne!(keeper_of(&next.status()), keeper, "{fault}");
+        assert!(next.cli(&["doctor"]).1.contains("its port is held by the keeper"), "{fault}");
+    }
+}
+
+#[test]
+fn what_a_child_started_goes_with_a_killed_keeper() {
+    let mut host = Host::start();
+    let keeper = keeper_of(&host.status());
+    let mut link = Link::visit(&keeper::socket_path(&host.instance).unwrap());
+    let child = link
+        .ask(json!({ "verb": "spawn", "purpose": "stub", "program": "/bin/sh", "args": ["-c", "sleep 300 & echo $!; wait"] }))
+        .unwrap();
+    let grandchild = eventually("the grandchild", || {
+        let output = link.ask(json!({ "verb": "output", "child": child["child"], "maxBytes": 100 })).unwrap();
+        Identity::of(output["stdout"].as_str().unwrap().trim().parse().ok()?)
+    });
+    // The next sidecar learns of it from the keeper.
+    host.child.kill().unwrap();
+    host.child.wait().unwrap();
+    let next = Setup::default().in_dir_of(&host).hello(json!({ "resume": { "port": host.port } })).start();
+    assert_eq!(next.status()["keeper"]["children"][0]["state"], "running");
+    keeper.signal(Signal::KILL);
+    assert!(gone(&[keeper, grandchild]) < GONE);
+}
+
+#[test]
 fn a_stop_by_any_name_ends_the_keeper_and_a_restart_does_not() {
     type Stop = fn(&Host);
     let stops: [(&str, Stop); 4] = [
@@ -489,6 +538,7 @@ fn children_are_drained_scrubbed_told_of_and_forgotten_in_order() {
         (&json!(child), &json!({ "signal": 15 }), &json!("changed"))
     );
     assert_eq!(ended["lastWords"], "end");
+    assert!(!Path::new(&format!("/proc/{}", process.pid)).exists(), "no zombie either");
 
     // More output than anybody reads: it never blocks, the end of it is kept.
     let (loud, _) = keeper.sh("head -c 5000000 /dev/zero | tr '\\0' x; echo; echo last; exit 7");
