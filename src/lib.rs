@@ -4,6 +4,7 @@
 //! ```text
 //!  caller ──HTTP──▶ http ─▶ mcp ─▶ ledger ─▶ host link ══frames══▶ shim, inside the host's process
 //!  operator ──local socket──▶ control ─▶ app
+//!                                         └──private socket──▶ keeper (a process of its own)
 //! ```
 //!
 //! The host loads a small shim; the shim spawns `a2mcp sidecar` and speaks length-prefixed JSON
@@ -25,6 +26,7 @@
 //! | [`app`] | one sidecar's life: config, hello, bind, serve, stop; the only one that decides to exit | parse HTTP or JSON-RPC |
 //! | [`http`] | connections, the order of checks, bodies | know JSON-RPC methods |
 //! | [`control`] | the operator's local socket, both ends | decide what a verb does |
+//! | [`keeper`] | the companion process that holds the listening socket and the children | accept a connection, know HTTP |
 //! | [`host`] | the link to the shim: pending requests, catalogue, liveness; the only writer of stdout | know callers or HTTP |
 //! | [`audit`] | the audit file: redaction, group commit, rotation; its only writer | decide what is audited |
 //! | [`mcp`] | messages, sessions, catalogue rules | touch sockets or files |
@@ -34,10 +36,11 @@
 //! | [`refhost`] | the host's side of the frames in Rust: supervises a sidecar, offers demo tools | share state with the sidecar |
 //! | [`state`] | the state file and the remembered port | decide what to keep |
 //! | [`process`] | spawning, identity (pid and start time), death signals; the only spawner | know what it spawns |
+//! | [`rundir`] | the private directory of the local sockets | say anything on them |
 //! | `crash` | points where the tests let a debug build die | exist in a release build |
 //! | [`text`] | making foreign text safe for terminals and logs | – |
 //!
-//! Layers point down only: `main → cli → app → {http, control, host, audit} → {mcp, ledger, frame,
+//! Layers point down only: `main → cli → app → {http, control, keeper, host, audit} → {mcp, ledger, frame,
 //! config}`. The whole sidecar runs on one thread (a `current_thread` runtime with a `LocalSet`):
 //! state has one owner and is reached through handles that never hold a borrow over an await.
 
@@ -50,9 +53,11 @@ mod crash;
 pub mod frame;
 pub mod host;
 pub mod http;
+pub mod keeper;
 pub mod ledger;
 pub mod mcp;
 pub mod process;
 pub mod refhost;
+pub mod rundir;
 pub mod state;
 pub mod text;

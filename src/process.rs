@@ -3,6 +3,7 @@
 //! one allowed `unsafe`.
 
 use std::io;
+use std::os::fd::{BorrowedFd, FromRawFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use rustix::process::{Pid, PidfdFlags, Signal};
@@ -105,14 +106,21 @@ pub fn listener_on(port: u16) -> Option<(u32, String)> {
         })
     })?;
     let wanted = Path::new(&inode);
-    std::fs::read_dir("/proc").ok()?.flatten().find_map(|entry| {
+    let mut holders = std::fs::read_dir("/proc").ok()?.flatten().filter_map(|entry| {
         let pid: u32 = entry.file_name().to_str()?.parse().ok()?;
         let mut descriptors = std::fs::read_dir(entry.path().join("fd")).ok()?.flatten();
         descriptors
             .any(|fd| std::fs::read_link(fd.path()).is_ok_and(|target| target == wanted))
             .then(|| (pid, name(pid).unwrap_or_else(|| "?".to_owned())))
-    })
+    });
+    // A sidecar is the better answer than the keeper that holds the socket with it.
+    let first = holders.next()?;
+    let is_companion = first.1 == COMPANION_NAME;
+    Some(is_companion.then(|| holders.find(|holder| holder.1 != COMPANION_NAME)).flatten().unwrap_or(first))
 }
+
+/// The name of a keeper's process.
+pub const COMPANION_NAME: &str = "a2mcp-keeper";
 
 /// Makes this process the leader of a session of its own: a terminal's hang-up or ^C never reaches
 /// it. Fails harmlessly when it already leads a group.
@@ -125,11 +133,26 @@ pub fn detach_from_terminal() {
 ///
 /// # Errors
 /// As [`std::process::Command::spawn`].
-#[allow(unsafe_code)]
 pub fn spawn_dying_with_parent(
     command: &mut tokio::process::Command,
     signal: Signal,
 ) -> io::Result<tokio::process::Child> {
+    die_with_parent(command.as_std_mut(), signal);
+    command.spawn()
+}
+
+/// As [`spawn_dying_with_parent`], for a process without a runtime.
+///
+/// # Errors
+/// As [`std::process::Command::spawn`].
+pub fn spawn_child(command: &mut std::process::Command, signal: Signal) -> io::Result<std::process::Child> {
+    die_with_parent(command, signal);
+    command.spawn()
+}
+
+#[allow(unsafe_code)]
+fn die_with_parent(command: &mut std::process::Command, signal: Signal) {
+    use std::os::unix::process::CommandExt as _;
     let parent = std::process::id();
     // SAFETY: the closure runs between fork and exec and makes two async-signal-safe system calls;
     // it touches no memory of the parent but two integers it owns.
@@ -143,7 +166,64 @@ pub fn spawn_dying_with_parent(
             Ok(())
         });
     }
-    command.process_group(0).spawn()
+    command.process_group(0);
+}
+
+/// Kills the process group of a leader that is gone: while a member lives, its id names nobody else.
+pub fn kill_group_of(leader: Identity) {
+    let is_another = Identity::of(leader.pid).is_some_and(|now| now != leader);
+    if let Some(group) = Pid::from_raw(leader.pid.cast_signed()).filter(|_| !is_another) {
+        let _ = rustix::process::kill_process_group(group, Signal::KILL);
+    }
+}
+
+/// Spawns this very build as a companion that outlives this process: `stdin` is its connection to
+/// us, stdout goes to `/dev/null`, stderr is ours.
+///
+/// # Errors
+/// As [`std::process::Command::spawn`].
+pub fn spawn_companion(args: &[&std::ffi::OsStr], stdin: OwnedFd) -> io::Result<tokio::process::Child> {
+    // The file on disk may be another build by now; the one that runs is this.
+    let running = Path::new("/proc/self/exe");
+    let mut command = if running.exists() {
+        tokio::process::Command::new(running)
+    } else {
+        tokio::process::Command::new(own_binary())
+    };
+    command.arg0(own_binary()).args(args).current_dir("/");
+    command.stdin(stdin).stdout(std::process::Stdio::null());
+    command.spawn()
+}
+
+/// Makes a just started companion independent of who started it: a session of its own, no
+/// descriptor beyond its connection and stderr, a name of its own. Returns what was its stdin.
+///
+/// # Errors
+/// When descriptors cannot be duplicated.
+#[allow(unsafe_code)]
+pub fn become_companion() -> io::Result<OwnedFd> {
+    detach_from_terminal();
+    let _ = std::fs::write("/proc/self/comm", COMPANION_NAME);
+    // Whatever a careless ancestor left open would be held open for as long as we live.
+    let inherited: Vec<i32> = std::fs::read_dir("/proc/self/fd")
+        .map(|entries| {
+            entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
+        })
+        .unwrap_or_default();
+    for fd in inherited.into_iter().filter(|fd| *fd > 2) {
+        // SAFETY: called once at the start of the process, before anything in it owns a descriptor
+        // above 2. The one of the directory just read is closed already, which is looked at first.
+        unsafe {
+            if rustix::io::fcntl_getfd(BorrowedFd::borrow_raw(fd)).is_ok() {
+                drop(OwnedFd::from_raw_fd(fd));
+            }
+        }
+    }
+    let connection = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3)?;
+    let null = std::fs::OpenOptions::new().read(true).write(true).open("/dev/null")?;
+    rustix::stdio::dup2_stdin(&null)?;
+    rustix::stdio::dup2_stdout(&null)?;
+    Ok(connection)
 }
 
 /// The binary this process was started from, as it is on disk now (it may have been replaced).

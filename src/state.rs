@@ -32,6 +32,9 @@ pub struct State {
     pub instance: String,
     /// The sidecar that wrote the file.
     pub sidecar: Identity,
+    /// The keeper that held the port.
+    #[serde(default)]
+    pub keeper: Option<Identity>,
     /// The host it served.
     pub host: Identity,
     /// Hex of a random key.
@@ -62,6 +65,7 @@ impl State {
             version: VERSION,
             instance: instance.to_owned(),
             sidecar,
+            keeper: None,
             host,
             salt,
             token_hash,

@@ -10,6 +10,8 @@ use crate::{process, state};
 
 /// How long a busy port is tried again.
 const RETRY: Duration = Duration::from_secs(5);
+/// Connections that may wait to be accepted.
+const BACKLOG: i32 = 4096;
 const RETRY_STEP: Duration = Duration::from_millis(50);
 
 /// A bound listener and what the operator should know about it.
@@ -103,8 +105,14 @@ pub async fn bind(config: &Config, dir: &AgentDir, resume: Option<u16>) -> Resul
     Ok(bound)
 }
 
-fn bound(listener: TcpListener, warnings: Vec<String>) -> io::Result<Bound> {
+/// A listener that is bound already.
+///
+/// # Errors
+/// When it has no address.
+pub fn bound(listener: TcpListener, warnings: Vec<String>) -> io::Result<Bound> {
     let address = listener.local_addr()?;
+    // While no sidecar accepts, newcomers wait here; as many as the kernel allows.
+    rustix::net::listen(&listener, BACKLOG)?;
     Ok(Bound { listener, address, warnings })
 }
 

@@ -19,6 +19,7 @@ use tokio::time::timeout;
 use tokio_util::task::TaskTracker;
 
 use super::exchange::Cancel;
+use super::keeping::{self, Keeping};
 use super::peer::Shim;
 use super::{Core, Parts, Phase, VERSION, bind, log, now_ms, operate, url};
 use crate::audit::Audit;
@@ -30,7 +31,7 @@ use crate::host::stdio;
 use crate::mcp::session::Sessions;
 use crate::process::{self, Identity};
 use crate::text::{clean, with_causes};
-use crate::{control, http, state};
+use crate::{control, http, keeper, state};
 
 /// Exit code of a refused config (contract 16).
 pub const EXIT_REFUSED: u8 = 78;
@@ -40,7 +41,7 @@ pub const EXIT_RESTART: u8 = 75;
 /// How long cancelled calls may take to be answered.
 const CANCEL_TIME: Duration = Duration::from_millis(500);
 /// How long connections may take to end once nothing is in flight.
-const CLOSE_TIME: Duration = Duration::from_millis(1000);
+const CLOSE_TIME: Duration = Duration::from_millis(400);
 /// How long an idle keep-alive connection may still send its next request before a restart.
 const KEEP_ALIVE_TIME: Duration = Duration::from_secs(2);
 /// How often it is looked whether the connections are gone.
@@ -72,10 +73,15 @@ pub fn run(dir: AgentDir) -> ExitCode {
 ///
 /// # Errors
 /// What it would refuse, for people.
-pub fn check(dir: &AgentDir, state_file: Option<&Path>) -> Result<(), String> {
+pub async fn check(dir: &AgentDir, state_file: Option<&Path>) -> Result<(), String> {
     store::load_readonly(dir).map_err(|error| with_causes(&error))?;
     if let Some(file) = state_file {
-        state::read(file).map_err(|error| with_causes(&error))?;
+        let state = state::read(file).map_err(|error| with_causes(&error))?;
+        if let Some(state) = state.filter(|state| state.host.is_alive())
+            && let Ok(path) = keeper::socket_path(&state.instance)
+        {
+            keeper::client::check(&path, state.host).await?;
+        }
     }
     Ok(())
 }
@@ -112,15 +118,15 @@ async fn live(dir: AgentDir) -> u8 {
         Ok(loaded) => loaded,
         Err(error) => return early.refuse(code::CONFIG_REFUSED, error, EXIT_REFUSED).await,
     };
-    let resume = hello.resume.as_ref().map(|resume| resume.port);
-    let bound = tokio::select! {
-        bound = bind::bind(&loaded.config, &dir, resume) => bound,
+    let host = host_identity(&hello);
+    let listening = tokio::select! {
+        listening = keeping::listen(&loaded.config, &dir, &hello, host) => listening,
         // A busy port is tried for seconds: nobody may be there any more when it becomes free.
         () = early.unstarted.ended() => return gone_early(),
-        () = process::ended(host_identity(&hello)) => return gone_early(),
+        () = process::ended(host) => return gone_early(),
     };
-    let bound = match bound {
-        Ok(bound) => bound,
+    let (bound, found) = match listening {
+        Ok(listening) => listening,
         Err(error @ bind::BindError::Busy { .. }) => {
             return early.refuse(code::PORT_BUSY, error.to_string(), 1).await;
         }
@@ -130,7 +136,7 @@ async fn live(dir: AgentDir) -> u8 {
             return early.refuse(code::CONFIG_REFUSED, text, EXIT_REFUSED).await;
         }
     };
-    serve(dir, early, hello, loaded, bound).await
+    serve(dir, early, hello, loaded, bound, found).await
 }
 
 /// The link before it has an owner: only the hello is answered.
@@ -185,6 +191,7 @@ async fn serve(
     hello: Hello,
     loaded: store::Loaded,
     bound: bind::Bound,
+    found: keeping::Found,
 ) -> u8 {
     let port = bound.address.port();
     let EarlyLink { link, unstarted, id } = early;
@@ -204,6 +211,8 @@ async fn serve(
         Err(error) => warnings.push(format!("earlier sessions are lost: {}", with_causes(&error))),
     }
     let host = host_identity(&hello);
+    let (keeping, keeper_events) =
+        Keeping::begin(found, &bound.listener, &hello, host, dir.stderr(port), &mut warnings).await;
     let tasks = TaskTracker::new();
     let audit = Audit::start(dir.audit_file(), &tasks);
     let core = Core::new(Parts {
@@ -215,6 +224,7 @@ async fn serve(
         address: bound.address,
         link: link.clone(),
         audit,
+        keeping,
         tasks,
         sessions,
     });
@@ -255,6 +265,7 @@ async fn serve(
     core.restore_wants();
     tokio::task::spawn_local(core.clone().keep_catalogue());
     tokio::task::spawn_local(core.clone().keep_state());
+    tokio::task::spawn_local(core.clone().keep_keeper(keeper_events));
     tokio::task::spawn_local(core.clone().keep_ledger());
     tokio::task::spawn_local(core.clone().watch_host());
     let code = core.clone().until_the_end(owner, server).await;
@@ -308,6 +319,7 @@ impl Core {
             End::Stop => {
                 self.phase.set(Phase::Stopping);
                 server.stop_accepting.cancel();
+                self.keeping.close().await;
                 (0, Some(GoodbyeReason::Stop))
             }
             End::Restart => {
@@ -319,6 +331,9 @@ impl Core {
                 self.phase.set(Phase::Stopping);
                 server.stop_accepting.cancel();
                 owner.abort();
+                // Asked for now; it goes on by itself while we end.
+                let ending = self.clone();
+                tokio::task::spawn_local(async move { ending.keeping.end().await });
                 (0, None)
             }
         };
@@ -346,6 +361,9 @@ impl Core {
         self.send_acks().await;
         self.write_state();
         let _ = timeout(FLUSH_TIME, self.audit.flush()).await;
+        if matches!(end, End::Stop) {
+            self.keeping.end().await;
+        }
         if let Some(reason) = goodbye {
             self.say_goodbye(reason).await;
         }

@@ -24,6 +24,8 @@ thread_local! {
 struct Rotating {
     path: PathBuf,
     written: u64,
+    /// Another process makes and rotates it; this one only writes where it is now.
+    is_followed: bool,
 }
 
 /// Starts logging; `A2MCP_LOG` sets the level: `error`, `warn`, `info` (default), `debug`, `trace`.
@@ -50,8 +52,13 @@ pub fn move_to(path: &Path) -> io::Result<()> {
     let file = open(path)?;
     let written = file.metadata()?.len();
     rustix::stdio::dup2_stderr(&file)?;
-    FILE.set(Some(Rotating { path: path.to_owned(), written }));
+    FILE.set(Some(Rotating { path: path.to_owned(), written, is_followed: false }));
     Ok(())
+}
+
+/// From the next line on stderr is the file at `path`, as long as there is one.
+pub fn follow(path: &Path) {
+    FILE.set(Some(Rotating { path: path.to_owned(), written: 0, is_followed: true }));
 }
 
 fn open(path: &Path) -> io::Result<File> {
@@ -87,6 +94,13 @@ impl Drop for Line {
         let text = String::from_utf8_lossy(&self.0);
         let mut line = crate::text::clean(text.trim_end_matches('\n'), MAX_LINE).into_owned();
         line.push('\n');
+        let _ = FILE.try_with(|file| {
+            if let Ok(file) = file.try_borrow()
+                && let Some(file) = file.as_ref().filter(|file| file.is_followed)
+            {
+                file.catch_up();
+            }
+        });
         let _ = io::stderr().write_all(line.as_bytes());
         let _ = FILE.try_with(|file| {
             if let Ok(mut file) = file.try_borrow_mut()
@@ -99,9 +113,20 @@ impl Drop for Line {
 }
 
 impl Rotating {
+    /// Makes stderr the file that has the name now; leaves it when there is none.
+    fn catch_up(&self) {
+        use std::os::unix::fs::MetadataExt as _;
+        let Ok(named) = std::fs::metadata(&self.path) else { return };
+        let is_same = rustix::fs::fstat(rustix::stdio::stderr())
+            .is_ok_and(|ours| (ours.st_dev, ours.st_ino) == (named.dev(), named.ino()));
+        if !is_same && let Ok(file) = OpenOptions::new().append(true).open(&self.path) {
+            let _ = rustix::stdio::dup2_stderr(&file);
+        }
+    }
+
     fn count(&mut self, bytes: u64) {
         self.written += bytes;
-        if self.written <= ROTATE_AT {
+        if self.is_followed || self.written <= ROTATE_AT {
             return;
         }
         self.written = 0;

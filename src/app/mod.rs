@@ -6,7 +6,8 @@
 //! [`reply`] chooses between JSON and stream; [`listeners`] holds the sessions' server streams,
 //! [`questions`] what the host asks callers, [`wants`] what sessions asked to hear of; [`stall`] tells
 //! callers of a host that does not respond; [`peer`] takes what the shim sends unasked; [`operate`]
-//! does what the operator asks for; [`bind`] finds the port; [`log`] owns stderr.
+//! does what the operator asks for; [`bind`] finds the port, [`keeping`] has the keeper hold it;
+//! [`log`] owns stderr.
 //!
 //! Everything runs on one thread, so the core's parts sit in `RefCell`s and are borrowed for the
 //! length of a statement, never over an await.
@@ -15,6 +16,7 @@ pub mod bind;
 pub mod calls;
 mod endpoint;
 pub mod exchange;
+pub mod keeping;
 pub mod life;
 mod listeners;
 pub mod log;
@@ -50,6 +52,7 @@ use crate::mcp::session::Sessions;
 use crate::process::Identity;
 use crate::state::{self, State};
 use exchange::Exchange;
+use keeping::Keeping;
 
 /// The version of this build.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -75,6 +78,8 @@ pub struct Core {
     pub audit: Audit,
     /// Names the config removes.
     pub denied: Denied,
+    /// The companion that holds the listening socket.
+    pub keeping: Keeping,
     /// Tasks that must end before the process does.
     pub tasks: TaskTracker,
     /// What the main loop waits for.
@@ -117,6 +122,8 @@ pub struct Core {
     saved: watch::Sender<u64>,
     save_wanted: Notify,
     save_number: Cell<u64>,
+    /// The keeper that the state file names.
+    saved_keeper: Cell<Option<Identity>>,
     unauthorized: Cell<u64>,
     paused: Cell<bool>,
     /// What callers were last told about the host.
@@ -156,6 +163,7 @@ pub struct Parts {
     pub(crate) address: SocketAddr,
     pub(crate) link: Link,
     pub(crate) audit: Audit,
+    pub(crate) keeping: Keeping,
     pub(crate) tasks: TaskTracker,
     pub(crate) sessions: Sessions,
 }
@@ -173,6 +181,7 @@ impl Core {
             address: parts.address,
             link: parts.link,
             audit: parts.audit,
+            keeping: parts.keeping,
             tasks: parts.tasks,
             wishes: Wishes::default(),
             started: Instant::now(),
@@ -202,6 +211,7 @@ impl Core {
             saved: watch::Sender::new(0),
             save_wanted: Notify::new(),
             save_number: Cell::new(0),
+            saved_keeper: Cell::new(None),
             unauthorized: Cell::new(0),
             paused: Cell::new(false),
             stalled: Cell::new(false),
@@ -315,14 +325,19 @@ impl Core {
     /// Writes the state file when something changed.
     fn write_state(&self) {
         let number = self.save_number.get();
+        let keeper = self.keeping.identity();
+        if self.saved_keeper.replace(keeper) != keeper {
+            self.sessions.borrow_mut().save_again();
+        }
         if let Some(sessions) = self.sessions.borrow_mut().take_changed() {
-            let state = State::new(
+            let mut state = State::new(
                 &self.hello.instance,
                 self.host,
                 self.address.ip(),
                 &self.token.borrow(),
                 sessions,
             );
+            state.keeper = keeper;
             let file = self.dir.state_file(self.address.port());
             if let Err(error) = state::write(&file, &state) {
                 tracing::warn!(%error, file = %file.display(), "sessions cannot be saved: they will not survive a restart");

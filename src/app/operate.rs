@@ -28,7 +28,7 @@ const USAGE: &str = "/a2mcp: status | token | rotate | restart | stop | cancel I
 /// Does what a control request asks.
 pub async fn perform(core: Rc<Core>, request: Request) -> Reply {
     match request {
-        Request::Status => match serde_json::to_value(core.status()) {
+        Request::Status => match serde_json::to_value(core.status().await) {
             Ok(status) => Reply::Ok(status),
             Err(error) => Reply::Error(error.to_string()),
         },
@@ -100,7 +100,7 @@ pub async fn host_command(core: &Rc<Core>, argv: &[String]) -> Notice {
     let words: Vec<&str> = argv.iter().map(String::as_str).collect();
     let grace_ms = DEFAULT_GRACE.as_millis() as u64;
     let request = match words[..] {
-        [] | ["status"] => return info(status::render(&core.status())),
+        [] | ["status"] => return info(status::render(&core.status().await)),
         ["token"] => return info(format!("the token of {} is {}", core.url(), core.token().expose())),
         ["rotate"] => {
             return match rotate(&core.dir, Some(core), control::find().await).await {
@@ -270,7 +270,8 @@ impl Core {
     }
 
     /// Everything a person wants to know, asked for now.
-    pub fn status(&self) -> Status {
+    pub async fn status(&self) -> Status {
+        let keeper = self.keeping.status().await;
         let now = now_ms();
         let sessions = self.sessions.borrow();
         let ledger = self.ledger.borrow();
@@ -299,6 +300,7 @@ impl Core {
                 lag_ms: self.link.lag().map(|lag| lag.as_millis() as u64),
                 heard_ago_ms: self.link.heard_ago().as_millis() as u64,
             },
+            keeper,
             tools: catalogue.as_ref().map(|catalogue| catalogue.names.len()),
             odd_names: catalogue.map(|catalogue| catalogue.odd_names.clone()).unwrap_or_default(),
             sessions: sessions

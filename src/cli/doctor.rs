@@ -247,6 +247,23 @@ fn sidecar(status: &Status) -> Vec<Finding> {
             "`a2mcp restart` starts the binary that is installed now",
         ));
     }
+    match &status.keeper {
+        None => findings.push(wrong(
+            format!("{at} has no keeper: should it die, its port is closed until the next one runs"),
+            "`a2mcp logs` says why; it is tried again by itself",
+        )),
+        Some(keeper) if keeper.note.is_some() => findings.push(wrong(
+            keeper.note.clone().unwrap_or_default(),
+            "`a2mcp stop`, then /a2mcp restart in the host",
+        )),
+        Some(keeper) if keeper.uptime_ms.is_none() => findings.push(wrong(
+            format!("the keeper, process {}, does not answer", keeper.pid),
+            format!("end it (kill -KILL {}): the next one is started at once", keeper.pid),
+        )),
+        Some(keeper) => {
+            findings.push(fine(format!("its port is held by the keeper, process {}", keeper.pid)))
+        }
+    }
     if status.paused {
         findings.push(wrong(format!("{at} is paused: new calls are refused"), "`a2mcp resume`"));
     }

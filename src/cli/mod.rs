@@ -19,9 +19,9 @@ use clap::{Parser, Subcommand};
 
 use target::Target;
 
-use crate::app::life;
+use crate::app::{life, log};
 use crate::config::{AgentDir, Env, store};
-use crate::refhost;
+use crate::{keeper, process, refhost};
 
 /// Exit codes that every command shares (contract 16).
 pub mod exit {
@@ -59,6 +59,9 @@ enum Command {
     /// The demo's host: plays the shim's part in a process of its own.
     #[command(hide = true)]
     ReferenceHost(refhost::host::HostArgs),
+    /// What a sidecar spawns to hold its listening socket.
+    #[command(hide = true)]
+    Keeper(keeper::server::KeeperArgs),
     #[command(flatten)]
     Operate(operate::Operate),
     /// Looks for what is wrong and says what to do about it.
@@ -107,6 +110,7 @@ pub fn main() -> ExitCode {
     let target = Target { dir: given.clone(), pid: cli.pid };
     let done = match cli.command {
         Command::Sidecar(args) => return sidecar(given, &args),
+        Command::Keeper(args) => return keep(&args),
         Command::Demo(args) => return demo(&args, &env),
         Command::ReferenceHost(mut args) => {
             let Some(dir) = given else {
@@ -164,6 +168,21 @@ fn blocking(command: impl Future<Output = Result<u8, String>>) -> Result<u8, Str
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| format!("cannot start: {error}"))?;
     tokio::task::LocalSet::new().block_on(&runtime, command)
+}
+
+fn keep(args: &keeper::server::KeeperArgs) -> ExitCode {
+    let sidecar = process::become_companion();
+    if let Some(file) = &args.log {
+        log::follow(file);
+    }
+    log::start();
+    match sidecar.and_then(|sidecar| keeper::server::run(args, sidecar)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            tracing::error!(%error, "keeper: cannot go on");
+            ExitCode::FAILURE
+        }
+    }
 }
 
 fn demo(args: &refhost::demo::DemoArgs, env: &Env) -> ExitCode {
@@ -227,8 +246,8 @@ fn sidecar(dir: Option<AgentDir>, args: &SidecarArgs) -> ExitCode {
     if !args.check {
         return life::run(dir);
     }
-    match life::check(&dir, args.state.as_deref()) {
-        Ok(()) => ExitCode::SUCCESS,
+    match blocking(async { life::check(&dir, args.state.as_deref()).await.map(|()| 0) }) {
+        Ok(code) => ExitCode::from(code),
         Err(why) => {
             out::note(&why);
             ExitCode::from(exit::REFUSED)

@@ -2,13 +2,12 @@
 //! answer per line. [`serve`] is the sidecar's end, [`ask`] and [`find`] the other one, [`status`]
 //! what a status says.
 //!
-//! The socket lies in `/run/user/<uid>/a2mcp` or else `/tmp/a2mcp-<uid>`, 0700 and ours or refused,
-//! never taken from the environment. What a verb does is decided in [`crate::app::operate`].
+//! The socket lies in [`rundir`]'s directory and is named by the port. What a verb does is decided in
+//! [`crate::app::operate`].
 
 pub mod status;
 
 use std::io;
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
@@ -21,6 +20,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::time::timeout;
+
+use crate::rundir;
 
 /// Longest request or answer in bytes.
 const MAX_LINE: u64 = 4 << 20;
@@ -100,7 +101,7 @@ where
     F: Fn(Request) -> A + 'static,
     A: Future<Output = Reply> + 'static,
 {
-    let dir = directory(own_uid())?;
+    let dir = rundir::open()?;
     let mut path = dir.join(format!("{port}.sock"));
     if path.exists() && Stream::connect(path.as_path().to_fs_name::<GenericFilePath>()?).await.is_ok() {
         // Another address, same port: its socket is alive and stays.
@@ -146,7 +147,7 @@ where
     F: Fn(Request) -> A,
     A: Future<Output = Reply>,
 {
-    if peer_uid(&stream) != Some(own_uid()) {
+    if !is_peer_ours(&stream) {
         return Ok(());
     }
     let mut stream = BufReader::new(stream);
@@ -167,10 +168,10 @@ where
     }
 }
 
-fn peer_uid(stream: &Stream) -> Option<u32> {
+fn is_peer_ours(stream: &Stream) -> bool {
     use std::os::fd::AsFd as _;
     let Stream::UdSocket(socket) = stream;
-    rustix::net::sockopt::socket_peercred(socket.as_fd()).ok().map(|peer| peer.uid.as_raw())
+    rundir::is_peer_ours(socket.as_fd())
 }
 
 /// Asks one sidecar.
@@ -218,7 +219,7 @@ impl Found {
 /// # Errors
 /// When the directory is not ours alone.
 pub async fn find() -> io::Result<Vec<Found>> {
-    let mut sockets: Vec<PathBuf> = match std::fs::read_dir(directory(own_uid())?) {
+    let mut sockets: Vec<PathBuf> = match std::fs::read_dir(rundir::open()?) {
         Ok(entries) => entries.flatten().map(|entry| entry.path()).collect(),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
         Err(error) => return Err(error),
@@ -254,31 +255,4 @@ async fn meet(socket: PathBuf) -> Option<Found> {
 fn has_hung_up(error: &io::Error) -> bool {
     use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
     matches!(error.kind(), UnexpectedEof | ConnectionReset | BrokenPipe)
-}
-
-fn own_uid() -> u32 {
-    rustix::process::getuid().as_raw()
-}
-
-/// The directory of the sockets, made when missing.
-fn directory(uid: u32) -> io::Result<PathBuf> {
-    let runtime = PathBuf::from(format!("/run/user/{uid}"));
-    let is_ours = std::fs::symlink_metadata(&runtime).is_ok_and(|meta| meta.is_dir() && meta.uid() == uid);
-    let dir = if is_ours { runtime.join("a2mcp") } else { PathBuf::from(format!("/tmp/a2mcp-{uid}")) };
-    match std::fs::DirBuilder::new().mode(0o700).create(&dir) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-        _ => {}
-    }
-    // Somebody else may have been first in /tmp: a link, or a directory that is not ours, is refused.
-    let meta = std::fs::symlink_metadata(&dir)?;
-    if !meta.is_dir() || meta.uid() != uid {
-        return Err(io::Error::new(
-            io::ErrorKind::PermissionDenied,
-            format!("{} is not a directory of this user; remove it", dir.display()),
-        ));
-    }
-    if meta.permissions().mode() & 0o077 != 0 {
-        std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o700))?;
-    }
-    Ok(dir)
 }

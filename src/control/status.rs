@@ -34,6 +34,9 @@ pub struct Status {
     pub paused: bool,
     /// The host.
     pub host: Host,
+    /// The companion that holds the listening socket; absent when there is none.
+    #[serde(default)]
+    pub keeper: Option<Keeper>,
     /// Tools on offer; absent before the first list came.
     pub tools: Option<usize>,
     /// Tool names that at least one known client refuses.
@@ -76,6 +79,36 @@ pub struct Host {
     pub lag_ms: Option<u64>,
     /// When its last byte came, in milliseconds.
     pub heard_ago_ms: u64,
+}
+
+/// The keeper, as the sidecar knows it.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Keeper {
+    /// Its process id.
+    pub pid: u32,
+    /// Its version: it goes on with the code it was started with.
+    pub version: String,
+    /// Why it is of limited use.
+    pub note: Option<String>,
+    /// Since when it runs, in milliseconds; absent when it does not answer.
+    pub uptime_ms: Option<u64>,
+    /// What it runs, and what ended lately; absent when it does not answer.
+    pub children: Option<Vec<Child>>,
+}
+
+/// A child of the keeper.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Child {
+    /// What it is for.
+    pub purpose: String,
+    /// Its process id.
+    pub pid: u32,
+    /// Since when it runs or ran, in milliseconds.
+    pub age_ms: u64,
+    /// `running`, or how it ended.
+    pub state: String,
 }
 
 /// One session.
@@ -143,6 +176,29 @@ pub fn render(status: &Status) -> String {
         "sidecar",
         format!("a2mcp {} · pid {} · up {} · {memory}", status.version, status.pid, age(status.uptime_ms)),
     );
+    match &status.keeper {
+        None => line("keeper", "none: should the sidecar die, the port is closed for a moment".into()),
+        Some(keeper) => {
+            let up =
+                keeper.uptime_ms.map_or_else(|| "does not answer".into(), |ms| format!("up {}", age(ms)));
+            line("keeper", format!("a2mcp {} · pid {} · {up}", clean(&keeper.version, 20), keeper.pid));
+            for child in keeper.children.iter().flatten() {
+                let purpose = clean(&child.purpose, 40);
+                line(
+                    "",
+                    format!(
+                        "{purpose} · pid {} · {} · {}",
+                        child.pid,
+                        clean(&child.state, 60),
+                        age(child.age_ms)
+                    ),
+                );
+            }
+            if let Some(note) = &keeper.note {
+                line("note", clean(note, 300).into_owned());
+            }
+        }
+    }
     line(
         "tools",
         status

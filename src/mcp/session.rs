@@ -207,6 +207,11 @@ impl Sessions {
         sessions
     }
 
+    /// The next [`Sessions::take_changed`] gives something.
+    pub fn save_again(&mut self) {
+        self.changed = true;
+    }
+
     /// A copy for the state file when something changed since the last one.
     pub fn take_changed(&mut self) -> Option<Vec<Session>> {
         if !std::mem::take(&mut self.changed) {

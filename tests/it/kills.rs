@@ -228,7 +228,9 @@ fn two_sessions_with_the_same_command_both_run_across_a_kill() {
 /// A call of a first sidecar, as a hello tells the next one of it.
 fn inherited(host: &InTest, state: &str) -> Setup {
     let call = host.call_frame("hang")["params"]["_meta"]["a2mcp/call"].clone();
-    Setup::default().in_dir_of(host).hello(json!({"resume": {"port": host.port}, "inFlight": [{
+    Setup::default()
+        .in_dir_of(host)
+        .hello(json!({"instance": host.instance, "resume": {"port": host.port}, "inFlight": [{
         "callId": call["callId"], "tool": "hang", "state": state, "startedAt": 1, "note": call["note"]}]}))
 }
 

@@ -397,7 +397,7 @@ fn a_fixed_port_that_becomes_free_in_time_is_taken() {
     host.expect_hello();
     assert_eq!(host.port, port);
     host.until_ready();
-    assert_eq!(host.count("bridge/notify"), 0);
+    assert_eq!(host.count("bridge/notify"), 0, "{:?}", host.frames());
 }
 
 #[test]

@@ -3,9 +3,10 @@
 //! One file per boundary or promise: `endpoint` (who may knock and in which order that is judged),
 //! `messages` (JSON-RPC shapes, ids, byte fidelity), `sessions`, `catalogue`, `calls`, `frames`
 //! (hostile ones), `life` (start, stop, death, ports), `audit`, `operate` (the command line), `load`
-//! (limits and crowds), `schema` (the fixtures of `ipc-schema/`), `shim` (the Rust shim against a
-//! scripted sidecar), `kills` and `kill_loop` (the sidecar dies at the worst moments: one execution, one
-//! result), `refhost` (the reference host and `a2mcp demo` as processes).
+//! (limits and crowds), `keeper` (what outlives a sidecar), `schema` (the fixtures of `ipc-schema/`),
+//! `shim` (the Rust shim against a scripted sidecar), `kills` and `kill_loop` (the sidecar dies at the
+//! worst moments: one execution, one result), `refhost` (the reference host and `a2mcp demo` as
+//! processes).
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -18,6 +19,7 @@ mod cancel;
 mod catalogue;
 mod endpoint;
 mod frames;
+mod keeper;
 mod kill_loop;
 mod kills;
 mod life;

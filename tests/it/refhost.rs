@@ -16,7 +16,7 @@ use crate::support::reference::{Host, Program, a2mcp, identity};
 const GONE: Duration = Duration::from_secs(3);
 
 /// Waits until all are gone and says how long that took.
-fn gone(processes: &[Identity]) -> Duration {
+pub(crate) fn gone(processes: &[Identity]) -> Duration {
     let begun = Instant::now();
     eventually("the end of every process", || {
         processes.iter().all(|process| !process.is_alive()).then_some(())
@@ -206,7 +206,7 @@ fn a_sidecar_that_cannot_be_run_is_named() {
     assert!(failed["reason"].as_str().unwrap().contains("cannot be started"), "{failed}");
 }
 
-fn script(dir: &Path, body: &str) -> PathBuf {
+pub(crate) fn script(dir: &Path, body: &str) -> PathBuf {
     let path = dir.join("sidecar.sh");
     std::fs::write(&path, format!("#!/bin/sh\n{body}\n")).unwrap();
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o700)).unwrap();

@@ -13,7 +13,8 @@ pub mod reference;
 pub mod sse;
 
 use std::collections::HashMap;
-use std::io::{Read, Write};
+use std::io::{BufRead as _, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -21,6 +22,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use a2mcp::mcp::call::NOT_EXPOSED;
+use a2mcp::process::Identity;
 use rustix::process::{Pid, Signal};
 use serde_json::Value;
 
@@ -124,6 +126,8 @@ pub struct Setup {
     pub lists: bool,
     /// Shell commands before the sidecar takes their process over.
     pub before: String,
+    /// The host's name for its bridge; a new one when not given.
+    pub instance: Option<String>,
 }
 
 impl Default for Setup {
@@ -144,6 +148,7 @@ impl Default for Setup {
             first: None,
             lists: true,
             before: String::new(),
+            instance: None,
         }
     }
 }
@@ -198,9 +203,14 @@ impl Setup {
         self
     }
 
-    /// Uses the agent directory of an earlier host.
+    /// Uses the agent directory of another host; when that one's sidecar has ended, this is the same
+    /// host with its next sidecar.
     pub fn in_dir_of(mut self, host: &Host) -> Self {
         self.dir = Some(host.dir.clone());
+        if Identity::of(host.child.id()).is_none() {
+            self.instance = Some(host.instance.clone());
+            host.is_succeeded.store(true, Ordering::SeqCst);
+        }
         self
     }
 
@@ -257,13 +267,26 @@ impl Setup {
         };
         let tools = reactor.tools.clone();
         std::thread::spawn(move || reactor.run(&mut stdout));
-        let host = Host { child, stdin, frames, gate, silent, dir, tools, port: 0, token: String::new() };
+        let instance = self.instance.unwrap_or_else(|| format!("test-{}", uuid::Uuid::new_v4()));
+        let mut host = Host {
+            child,
+            stdin,
+            frames,
+            gate,
+            silent,
+            dir,
+            tools,
+            port: 0,
+            token: String::new(),
+            instance,
+            is_succeeded: AtomicBool::new(false),
+        };
         if let Some(first) = self.first {
             host.send_bytes(&first);
             return host;
         }
         let mut params = serde_json::json!({
-            "protocol": 1, "instance": format!("test-{}", std::process::id()), "features": [],
+            "protocol": 1, "instance": host.instance, "features": [],
             "capabilities": {"tools": {"listChanged": true}},
             "host": {"name": "test", "version": "0", "pid": std::process::id(), "cwd": "/", "home": "/"},
             "inFlight": [],
@@ -271,6 +294,7 @@ impl Setup {
         for (name, value) in self.hello.as_object().unwrap() {
             params[name] = value.clone();
         }
+        host.instance = params["instance"].as_str().unwrap_or_default().to_owned();
         host.send(
             &serde_json::json!({"jsonrpc": "2.0", "id": "hello", "method": "bridge/hello", "params": params})
                 .to_string(),
@@ -449,6 +473,10 @@ pub struct Host {
     pub dir: Arc<tempfile::TempDir>,
     pub port: u16,
     pub token: String,
+    /// The host's name for its bridge.
+    pub instance: String,
+    /// Another sidecar of the same host follows: the keeper is its.
+    is_succeeded: AtomicBool,
     stdin: Arc<Mutex<Option<ChildStdin>>>,
     frames: Arc<Frames>,
     gate: Arc<Gate>,
@@ -600,6 +628,15 @@ impl Host {
         serde_json::from_str(&out).unwrap()
     }
 
+    /// What the sidecar on `port` says, when several serve the same directory.
+    pub fn status_of(&self, port: u16) -> Value {
+        let sockets = a2mcp::rundir::open().unwrap();
+        let mut socket = UnixStream::connect(sockets.join(format!("{port}.sock"))).unwrap();
+        socket.write_all(b"{\"verb\":\"status\"}\n").unwrap();
+        let answer = BufReader::new(socket).lines().next().unwrap().unwrap();
+        serde_json::from_str::<Value>(&answer).unwrap()["ok"].clone()
+    }
+
     /// The sidecar's own JSON config.
     pub fn config(&self) -> Value {
         let text = std::fs::read_to_string(self.dir.path().join("a2mcp.json")).unwrap_or_default();
@@ -683,11 +720,22 @@ impl Drop for Host {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+        if !self.is_succeeded.load(Ordering::SeqCst) {
+            end_keeper(&self.instance);
+        }
         self.read_again();
         if !std::thread::panicking() {
             self.assert_only_frames();
         }
     }
+}
+
+/// Ends the keeper of an instance, should there be one; returns when its port is free.
+pub fn end_keeper(instance: &str) {
+    let Ok(mut keeper) = UnixStream::connect(a2mcp::keeper::socket_path(instance).unwrap()) else { return };
+    let _ = keeper.write_all(b"{\"verb\":\"hello\",\"protocol\":1}\n{\"verb\":\"end\"}\n");
+    let _ = keeper.set_read_timeout(Some(SOON));
+    let _ = BufReader::new(keeper).lines().nth(1);
 }
 
 /// The records of an audit file, both generations, oldest first.

@@ -1,0 +1,317 @@
+//! The sidecar's side of its keeper (design, "who may die"): finds the one of its host or starts one,
+//! gives it the listening socket, and does so again should it die.
+//!
+//! The sidecar always accepts on its own copy of the socket; without a keeper it serves just as well,
+//! only its death closes the port then. A keeper of another protocol version gives its socket and is
+//! left alone otherwise.
+
+use std::cell::{Cell, RefCell};
+use std::net::TcpListener;
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use tokio::time::timeout;
+
+use super::Core;
+use super::bind::{self, BindError, Bound};
+use crate::config::{AgentDir, Config};
+use crate::control::status;
+use crate::frame::messages::{Hello, Level};
+use crate::keeper::client::{self, Events, Keeper, KeeperError};
+use crate::keeper::wire::{ChildStatus, Event, Request, Spawn};
+use crate::keeper::{self};
+use crate::process::{self, Identity};
+use crate::state;
+use crate::text::with_causes;
+
+/// How long a respawned sidecar looks for its port, in a keeper or free.
+const HANDOVER: Duration = Duration::from_secs(1);
+const HANDOVER_STEP: Duration = Duration::from_millis(50);
+/// How long closing and ending may hold up a stop.
+const CLOSE_TIME: Duration = Duration::from_millis(500);
+/// How long a status waits for the keeper's part.
+const STATUS_TIME: Duration = Duration::from_millis(500);
+/// After a keeper's death the next one starts at once; when that fails, after this, doubled each time …
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+/// … up to this.
+const LAST_PAUSE: Duration = Duration::from_secs(60);
+/// A keeper that lived so long counts as having started well.
+const LIVED_WELL: Duration = Duration::from_secs(10);
+
+/// What a search for the host's keeper found.
+#[derive(Default)]
+pub struct Found {
+    keeper: Option<(Keeper, Events)>,
+    listener: Option<TcpListener>,
+    /// To be shown to the operator.
+    pub warnings: Vec<String>,
+}
+
+/// Takes the endpoint's socket from the host's keeper, or binds it.
+///
+/// # Errors
+/// As [`bind::bind`].
+pub async fn listen(
+    config: &Config,
+    dir: &AgentDir,
+    hello: &Hello,
+    host: Identity,
+) -> Result<(Bound, Found), BindError> {
+    let resume = hello.resume.as_ref().map(|resume| resume.port);
+    let mut end = Instant::now() + HANDOVER;
+    let mut evicted = None;
+    loop {
+        let mut found = find(&hello.instance, host).await;
+        let taken = found.listener.take().and_then(|listener| bind::bound(listener, Vec::new()).ok());
+        if let Some(bound) = taken {
+            tracing::info!(address = %bound.address, "the listening socket comes from the keeper");
+            return Ok((bound, found));
+        }
+        match bind::bind(config, dir, resume).await {
+            // A keeper that is just starting, or just ending, may have it.
+            Err(BindError::Busy { .. }) if Instant::now() < end => tokio::time::sleep(HANDOVER_STEP).await,
+            Err(BindError::Busy { port, .. }) if evicted.is_none() && evict(dir, port, hello, host) => {
+                evicted = Some("the keeper did not answer and was ended; a new one holds the port now");
+                end = Instant::now() + HANDOVER;
+            }
+            Err(error) => return Err(error),
+            Ok(bound) => {
+                found.warnings.extend(evicted.map(str::to_owned));
+                return Ok((bound, found));
+            }
+        }
+    }
+}
+
+/// Kills the keeper of this very host that has the port and cannot be reached: it hangs, or its
+/// socket was removed. The state file names it; another host's is never touched.
+fn evict(dir: &AgentDir, port: u16, hello: &Hello, host: Identity) -> bool {
+    let state = state::read(&dir.state_file(port)).ok().flatten();
+    let keeper = state.filter(|state| state.instance == hello.instance && state.host == host);
+    keeper.and_then(|state| state.keeper).is_some_and(|keeper| {
+        let is_keeper = process::name(keeper.pid).is_some_and(|name| name == process::COMPANION_NAME);
+        is_keeper && keeper.signal(rustix::process::Signal::KILL)
+    })
+}
+
+async fn find(instance: &str, host: Identity) -> Found {
+    let mut found = Found::default();
+    let reached = match keeper::socket_path(instance) {
+        Ok(path) => client::connect(&path, host).await,
+        Err(error) => Err(KeeperError::Gone(error)),
+    };
+    let (keeper, events) = match reached {
+        Ok(Some(reached)) => reached,
+        Ok(None) => return found,
+        Err(error) => {
+            found.warnings.push(format!("the earlier keeper is of no use: {}", with_causes(&error)));
+            return found;
+        }
+    };
+    match keeper.socket().await {
+        Ok(listener) => found.listener = listener,
+        Err(error) => tracing::warn!(%error, "the keeper does not give its socket"),
+    }
+    if !keeper.is_understood() {
+        found.warnings.push(client::not_understood(&keeper.greeting));
+    }
+    found.keeper = Some((keeper, events));
+    found
+}
+
+/// The keeper as the running sidecar has it.
+pub struct Keeping {
+    host: Identity,
+    instance: String,
+    log: PathBuf,
+    /// For the next keeper; gone once the sidecar stops.
+    listener: RefCell<Option<TcpListener>>,
+    keeper: RefCell<Option<Keeper>>,
+    /// Leaders of children that run, for the case that the keeper dies before them.
+    leaders: RefCell<Vec<Identity>>,
+    is_closed: Cell<bool>,
+}
+
+impl Keeping {
+    /// Takes over the keeper that was found, or starts one; returns when it holds the socket, or
+    /// with a warning when that failed (it is tried again later).
+    pub(super) async fn begin(
+        found: Found,
+        listener: &TcpListener,
+        hello: &Hello,
+        host: Identity,
+        log: PathBuf,
+        warnings: &mut Vec<String>,
+    ) -> (Self, Option<Events>) {
+        let keeping = Self {
+            host,
+            instance: hello.instance.clone(),
+            log,
+            listener: RefCell::new(listener.try_clone().ok()),
+            keeper: RefCell::new(None),
+            leaders: RefCell::default(),
+            is_closed: Cell::new(false),
+        };
+        warnings.extend(found.warnings);
+        let taken = match found.keeper {
+            Some((keeper, events)) => keeping.take(keeper, events).await,
+            None => keeping.start().await,
+        };
+        match taken {
+            Ok(events) => (keeping, Some(events)),
+            Err(error) => {
+                warnings.push(without(&error));
+                (keeping, None)
+            }
+        }
+    }
+
+    async fn start(&self) -> Result<Events, KeeperError> {
+        let name = keeper::socket_name(&self.instance);
+        let (keeper, events) = client::start(&name, self.host, &self.log).await?;
+        self.take(keeper, events).await
+    }
+
+    /// Makes sure that the keeper holds the socket, and learns what else it holds.
+    async fn take(&self, keeper: Keeper, events: Events) -> Result<Events, KeeperError> {
+        let listener = self.listener.borrow().as_ref().and_then(|listener| listener.try_clone().ok());
+        if keeper.is_understood() {
+            let status = keeper.status().await?;
+            if let (None, Some(listener)) = (status.address, listener) {
+                keeper.adopt(listener).await?;
+            }
+            let running = status.children.iter().filter(|child| child.exit.is_none());
+            self.leaders.replace(running.map(|child| child.process).collect());
+        }
+        self.keeper.replace(Some(keeper));
+        Ok(events)
+    }
+
+    /// The keeper, when there is one whose verbs this build knows.
+    pub fn keeper(&self) -> Option<Keeper> {
+        self.keeper.borrow().clone().filter(Keeper::is_understood)
+    }
+
+    /// The keeper's process.
+    pub fn identity(&self) -> Option<Identity> {
+        self.keeper.borrow().as_ref().map(|keeper| keeper.greeting.keeper)
+    }
+
+    /// Starts a child in the keeper.
+    ///
+    /// # Errors
+    /// [`KeeperError`].
+    pub async fn spawn(&self, spawn: Spawn) -> Result<ChildStatus, KeeperError> {
+        let none = || KeeperError::Refused("there is no keeper to run it".into());
+        let keeper = self.keeper().ok_or_else(none)?;
+        let child: ChildStatus = keeper.ask(&Request::Spawn(spawn)).await?;
+        self.leaders.borrow_mut().push(child.process);
+        Ok(child)
+    }
+
+    /// New connections are refused from now on.
+    pub(super) async fn close(&self) {
+        self.is_closed.set(true);
+        self.listener.take();
+        if let Some(keeper) = self.keeper() {
+            let _ = timeout(CLOSE_TIME, keeper.ask::<()>(&Request::Close)).await;
+        }
+    }
+
+    /// Ends the keeper and everything it runs; waits for that a moment only, it goes on by itself.
+    pub(super) async fn end(&self) {
+        self.is_closed.set(true);
+        self.listener.take();
+        let keeper = self.keeper.borrow().clone();
+        if let Some(keeper) = keeper {
+            let _ = timeout(CLOSE_TIME, keeper.ask::<()>(&Request::End)).await;
+        }
+    }
+
+    /// What it holds, for a status; `None` when there is no keeper.
+    pub async fn status(&self) -> Option<status::Keeper> {
+        let keeper = self.keeper.borrow().clone()?;
+        let greeting = &keeper.greeting;
+        let asked = match keeper.is_understood() {
+            true => timeout(STATUS_TIME, keeper.status()).await.ok().and_then(Result::ok),
+            false => None,
+        };
+        Some(status::Keeper {
+            pid: greeting.keeper.pid,
+            version: greeting.version.clone(),
+            note: (!keeper.is_understood()).then(|| client::not_understood(greeting)),
+            uptime_ms: asked.as_ref().map(|status| status.uptime_ms),
+            children: asked.map(|status| status.children.iter().map(child).collect()),
+        })
+    }
+}
+
+fn child(child: &ChildStatus) -> status::Child {
+    status::Child {
+        purpose: child.purpose.clone(),
+        pid: child.process.pid,
+        age_ms: child.age_ms,
+        state: match child.exit {
+            None => "running".into(),
+            Some(keeper::wire::Exit::Code(code)) => format!("ended with exit code {code}"),
+            Some(keeper::wire::Exit::Signal(signal)) => format!("ended by signal {signal}"),
+        },
+    }
+}
+
+fn without(error: &KeeperError) -> String {
+    format!(
+        "no keeper: {}. Everything works, but should this process die, the port is closed until the next one runs",
+        with_causes(error)
+    )
+}
+
+impl Core {
+    /// Follows the keeper; starts the next one when it is gone.
+    pub(super) async fn keep_keeper(self: Rc<Self>, mut events: Option<Events>) {
+        let mut pause = FIRST_PAUSE;
+        loop {
+            let since = Instant::now();
+            if let Some(events) = &mut events {
+                self.hear_keeper(events).await;
+                self.keeping.keeper.take();
+                if self.keeping.is_closed.get() {
+                    return;
+                }
+                for leader in self.keeping.leaders.take() {
+                    // It died with the keeper; what it had started may not have.
+                    process::kill_group_of(leader);
+                }
+                tracing::warn!("the keeper has ended; the next one is started");
+            }
+            if events.is_none() || since.elapsed() < LIVED_WELL {
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(LAST_PAUSE);
+            } else {
+                pause = FIRST_PAUSE;
+            }
+            if self.keeping.is_closed.get() {
+                return;
+            }
+            events = match self.keeping.start().await {
+                Ok(events) => Some(events),
+                Err(error) => {
+                    tracing::warn!("{}", without(&error));
+                    None
+                }
+            };
+            if events.is_some() {
+                self.notify(Level::Info, "a2mcp: the keeper had ended; a new one holds the port".into());
+                self.write_state();
+            }
+        }
+    }
+
+    async fn hear_keeper(&self, events: &mut Events) {
+        while let Some(Event::ChildEnded(child)) = events.recv().await {
+            tracing::info!(purpose = child.purpose, exit = ?child.exit, "a child has ended");
+            self.keeping.leaders.borrow_mut().retain(|leader| *leader != child.process);
+        }
+    }
+}
