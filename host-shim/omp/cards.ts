@@ -58,6 +58,7 @@ export class Card {
 		// next turn; there the card's text alone says who asks.
 		const intent = call.isTerminal ? {} : { intent: `${call.tool}, ${this.#asker}` };
 		this.#draw({ type: "tool_execution_start", ...this.#names(), args: this.#args, ...intent });
+		if (call.isTerminal) this.update({ content: [] });
 	}
 
 	update(partialResult: unknown): void {

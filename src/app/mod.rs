@@ -126,6 +126,8 @@ pub struct Core {
     saved_keeper: Cell<Option<Identity>>,
     unauthorized: Cell<u64>,
     paused: Cell<bool>,
+    /// What callers were last told about the host.
+    stalled: Cell<bool>,
     phase: Cell<Phase>,
 }
 
@@ -212,6 +214,7 @@ impl Core {
             saved_keeper: Cell::new(None),
             unauthorized: Cell::new(0),
             paused: Cell::new(false),
+            stalled: Cell::new(false),
             phase: Cell::new(Phase::Serving),
         })
     }

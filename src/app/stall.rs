@@ -17,14 +17,12 @@ const RESUMED: &str = "the host responds again";
 impl Core {
     /// Tells the callers of running calls when the host falls silent and when it is back.
     pub(super) async fn watch_host(self: Rc<Self>) {
-        let mut was_stalled = false;
         loop {
             tokio::time::sleep(LOOK_EVERY).await;
             let is_stalled = self.link.is_stalled();
-            if is_stalled == was_stalled {
+            if self.stalled.replace(is_stalled) == is_stalled {
                 continue;
             }
-            was_stalled = is_stalled;
             let text = if is_stalled { STALLED } else { RESUMED };
             tracing::warn!("{text}");
             let running = self.ledger.borrow().running();
@@ -36,9 +34,10 @@ impl Core {
         }
     }
 
-    /// A call that is to wait from the beginning is told at once.
+    /// A call that is to wait from the beginning is told at once; one that comes just before the stall
+    /// is noticed is told then.
     pub(super) fn tell_if_stalled(&self, exchange: &Exchange) {
-        if self.link.is_stalled() {
+        if self.stalled.get() {
             self.tell_caller(exchange, STALLED);
         }
     }

@@ -62,6 +62,7 @@ test("a card says who asks, and the result itself does not", () => {
 	// The terminal would take an intent for the host's own.
 	new Card(session, { ...call, isTerminal: true }, () => {});
 	expect(events[3]).not.toHaveProperty("intent");
+	expect(events[4]).toMatchObject({ partialResult: { content: [{ type: "text", text: `[asked by ${who}]` }] } });
 });
 
 test("a card of a result without text says who asks all the same", () => {
@@ -69,9 +70,9 @@ test("a card of a result without text says who asks all the same", () => {
 	const session = { agent: { emitExternalEvent: (event: never) => events.push(event) } } as never;
 	const card = new Card(session, { toolCallId: "1", tool: "t", args: {}, size: 2, asker: asker({}), isTerminal: true }, () => {});
 	card.end({ content: [] }, false, 2);
-	expect(events[1]).toMatchObject({ result: { content: [{ type: "text", text: "[asked by a remote client]" }] } });
+	expect(events[2]).toMatchObject({ result: { content: [{ type: "text", text: "[asked by a remote client]" }] } });
 	card.end("no object", true, 2);
-	expect(events[2]).toMatchObject({ result: "no object" });
+	expect(events[3]).toMatchObject({ result: "no object" });
 });
 
 test("names are cut, a caller that gives none is a remote client", () => {
