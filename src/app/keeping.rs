@@ -30,6 +30,8 @@ const HANDOVER: Duration = Duration::from_secs(1);
 const HANDOVER_STEP: Duration = Duration::from_millis(50);
 /// How long closing and ending may hold up a stop.
 const CLOSE_TIME: Duration = Duration::from_millis(500);
+/// A keeper whose connection ended and that still lives then has not ended.
+const END_TIME: Duration = Duration::from_secs(1);
 /// How long a status waits for the keeper's part.
 const STATUS_TIME: Duration = Duration::from_millis(500);
 /// After a keeper's death the next one starts at once; when that fails, after this, doubled each time …
@@ -173,6 +175,15 @@ impl Keeping {
         self.take(keeper, events).await
     }
 
+    /// The keeper that lives, if only the connection to it was lost; else a new one.
+    async fn start_again(&self) -> Result<Events, KeeperError> {
+        let path = keeper::socket_path(&self.instance).map_err(KeeperError::Gone)?;
+        match client::connect(&path, self.host).await? {
+            Some((keeper, events)) => self.take(keeper, events).await,
+            None => self.start().await,
+        }
+    }
+
     /// Makes sure that the keeper holds the socket, and learns what else it holds.
     async fn take(&self, keeper: Keeper, events: Events) -> Result<Events, KeeperError> {
         let listener = self.listener.borrow().as_ref().and_then(|listener| listener.try_clone().ok());
@@ -275,15 +286,20 @@ impl Core {
             let since = Instant::now();
             if let Some(events) = &mut events {
                 self.hear_keeper(events).await;
-                self.keeping.keeper.take();
+                let lost = self.keeping.keeper.take();
                 if self.keeping.is_closed.get() {
                     return;
                 }
-                for leader in self.keeping.leaders.take() {
+                let has_ended = match lost {
+                    Some(keeper) => timeout(END_TIME, process::ended(keeper.greeting.keeper)).await.is_ok(),
+                    None => true,
+                };
+                let leaders = self.keeping.leaders.take();
+                for leader in leaders.into_iter().filter(|_| has_ended) {
                     // It died with the keeper; what it had started may not have.
                     process::kill_group_of(leader);
                 }
-                tracing::warn!("the keeper has ended; the next one is started");
+                tracing::warn!(has_ended, "the connection to the keeper has ended");
             }
             if events.is_none() || since.elapsed() < LIVED_WELL {
                 tokio::time::sleep(pause).await;
@@ -294,7 +310,7 @@ impl Core {
             if self.keeping.is_closed.get() {
                 return;
             }
-            events = match self.keeping.start().await {
+            events = match self.keeping.start_again().await {
                 Ok(events) => Some(events),
                 Err(error) => {
                     tracing::warn!("{}", without(&error));
@@ -302,7 +318,10 @@ impl Core {
                 }
             };
             if events.is_some() {
-                self.notify(Level::Info, "a2mcp: the keeper had ended; a new one holds the port".into());
+                self.notify(
+                    Level::Info,
+                    "a2mcp: the keeper was lost; there is one again that holds the port".into(),
+                );
                 self.write_state();
             }
         }

@@ -16,7 +16,7 @@ use std::os::unix::process::ExitStatusExt as _;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, PidfdFlags, Signal};
+use rustix::process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions};
 
 use super::wire::{ChildSignal, ChildStatus, Exit, MAX_NOTE, Note, Output, Spawn};
 use crate::process::{self, Identity};
@@ -231,7 +231,10 @@ impl Child {
     }
 
     fn has_ended(&mut self) -> bool {
-        if Identity::of(self.process.pid).is_some() {
+        // Looked at without reaping: the group must be killed before that.
+        let leader = Pid::from_raw(self.process.pid.cast_signed());
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        if leader.is_some_and(|pid| matches!(rustix::process::waitid(WaitId::Pid(pid), options), Ok(None))) {
             return false;
         }
         self.signal(Signal::KILL);

@@ -85,7 +85,7 @@ pub fn run(args: &KeeperArgs, first: OwnedFd) -> io::Result<()> {
         children: Children::default(),
         sidecar: None,
         absence: Duration::from_millis(args.absence_ms),
-        absent: Duration::ZERO,
+        absent: None,
         looked: Instant::now(),
         started: Instant::now(),
         ending: None,
@@ -145,7 +145,8 @@ struct Keeper {
     /// The sidecar that said hello last.
     sidecar: Option<Identity>,
     absence: Duration,
-    absent: Duration,
+    /// How long there has been no sidecar; `None` while there is one.
+    absent: Option<Duration>,
     looked: Instant,
     started: Instant,
     ending: Option<Ending>,
@@ -237,7 +238,8 @@ impl Keeper {
         let child = self.children.due().map(left);
         let hello = self.clients.iter().filter(|client| !client.greeted).map(|client| left(client.hello_by));
         let absence = (!self.has_sidecar()).then(|| {
-            self.absence.saturating_sub(self.absent).clamp(Duration::from_millis(1), LONGEST_STEP / 2)
+            let absent = self.absent.unwrap_or_default();
+            self.absence.saturating_sub(absent).clamp(Duration::from_millis(1), LONGEST_STEP / 2)
         });
         let host = self.host_pidfd.is_none().then_some(LOOK * 10);
         let ending = self.ending.as_ref().map(|_| LOOK);
@@ -253,10 +255,11 @@ impl Keeper {
         let now = Instant::now();
         let step = now.duration_since(std::mem::replace(&mut self.looked, now)).min(LONGEST_STEP);
         if self.ending.is_none() {
-            self.absent = if self.has_sidecar() { Duration::ZERO } else { self.absent + step };
+            let absent = self.absent.map_or(Duration::ZERO, |absent| absent + step);
+            self.absent = (!self.has_sidecar()).then_some(absent);
             if !self.host.is_alive() {
                 self.end(Why::HostDead);
-            } else if self.absent >= self.absence {
+            } else if self.absent.is_some_and(|absent| absent >= self.absence) {
                 self.end(Why::NoSidecar);
             }
         }

@@ -8,6 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use a2mcp::keeper;
@@ -334,6 +335,17 @@ fn a_keeper_that_hangs_or_lost_its_socket_costs_a_warning_and_not_the_port() {
 }
 
 #[test]
+fn a_sidecar_that_lost_only_its_connection_comes_back_to_the_same_keeper() {
+    let fake = FakeKeeper::start(wire::PROTOCOL);
+    let host = Setup::default().hello(fake.hello()).start();
+    let connection = fake.connections.recv_timeout(SOON).unwrap();
+    connection.shutdown(std::net::Shutdown::Both).unwrap();
+    fake.connections.recv_timeout(SOON).expect("another connection");
+    host.notice("there is one again");
+    assert_eq!(host.status()["keeper"]["pid"], std::process::id());
+}
+
+#[test]
 fn what_a_child_started_goes_with_a_killed_keeper() {
     let mut host = Host::start();
     let keeper = keeper_of(&host.status());
@@ -395,38 +407,74 @@ fn two_hosts_do_not_mix() {
     assert!(one.is_alive());
 }
 
+/// Plays a keeper of the test as the host, with a listening socket.
+struct FakeKeeper {
+    instance: String,
+    path: PathBuf,
+    port: u16,
+    /// Those of sidecars, once they have said hello.
+    connections: mpsc::Receiver<UnixStream>,
+}
+
+impl FakeKeeper {
+    fn start(protocol: u32) -> Self {
+        let instance = format!("fake-{}", uuid::Uuid::new_v4());
+        let path = keeper::socket_path(&instance).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let socket = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        let (came, connections) = mpsc::channel();
+        std::thread::spawn(move || {
+            for stream in socket.incoming().map_while(Result::ok) {
+                let listener = listener.try_clone().unwrap();
+                let came = came.clone();
+                std::thread::spawn(move || Self::answer(protocol, &stream, &listener, &came));
+            }
+        });
+        Self { instance, path, port, connections }
+    }
+
+    fn answer(protocol: u32, stream: &UnixStream, listener: &TcpListener, came: &mpsc::Sender<UnixStream>) {
+        let me = Identity::current();
+        for line in BufReader::new(stream).lines().map_while(Result::ok) {
+            let request: Value = serde_json::from_str(&line).unwrap();
+            let (answer, socket) = match request["verb"].as_str().unwrap() {
+                "hello" => {
+                    if request["sidecar"] == true {
+                        let _ = came.send(stream.try_clone().unwrap());
+                    }
+                    let greeting = json!({ "protocol": protocol, "version": "9", "keeper": me, "host": me });
+                    (json!({ "ok": greeting }), None)
+                }
+                "socket" => (json!({ "ok": null }), Some(listener.try_clone().unwrap().into())),
+                "status" if protocol == wire::PROTOCOL => {
+                    let address = listener.local_addr().unwrap();
+                    (json!({ "ok": { "uptimeMs": 1, "address": address, "children": [] } }), None)
+                }
+                verb => (json!({ "error": format!("{verb} is not for me") }), None),
+            };
+            wire::send(stream, &wire::line(&answer).unwrap(), socket.as_ref()).unwrap();
+        }
+    }
+
+    fn hello(&self) -> Value {
+        let me = Identity::current();
+        json!({ "instance": self.instance, "resume": { "port": self.port }, "host": {
+            "name": "test", "version": "0", "pid": me.pid, "startTime": me.start_time, "cwd": "/", "home": "/" } })
+    }
+}
+
+impl Drop for FakeKeeper {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
 #[test]
 fn the_check_refuses_a_keeper_of_another_protocol_and_a_respawn_takes_its_socket_all_the_same() {
-    // A keeper of the future, with a listening socket.
-    let instance = format!("future-{}", uuid::Uuid::new_v4());
-    let path = keeper::socket_path(&instance).unwrap();
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = listener.local_addr().unwrap().port();
-    let me = Identity::current();
-    let socket = std::os::unix::net::UnixListener::bind(&path).unwrap();
-    std::thread::spawn(move || {
-        for stream in socket.incoming().map_while(Result::ok) {
-            let listener = listener.try_clone().unwrap();
-            std::thread::spawn(move || {
-                for line in BufReader::new(stream.try_clone().unwrap()).lines().map_while(Result::ok) {
-                    let request: Value = serde_json::from_str(&line).unwrap();
-                    let (answer, socket) = match request["verb"].as_str().unwrap() {
-                        "hello" => (
-                            json!({ "ok": { "protocol": 99, "version": "9", "keeper": me, "host": me } }),
-                            None,
-                        ),
-                        "socket" => (json!({ "ok": null }), Some(listener.try_clone().unwrap().into())),
-                        verb => (json!({ "error": format!("{verb} is another verb now") }), None),
-                    };
-                    wire::send(&stream, &wire::line(&answer).unwrap(), socket.as_ref()).unwrap();
-                }
-            });
-        }
-    });
-    let hello = json!({ "instance": instance, "resume": { "port": port },
-        "host": { "name": "test", "version": "0", "pid": me.pid, "startTime": me.start_time, "cwd": "/", "home": "/" } });
-    let host = Setup::default().hello(hello).start();
-    assert_eq!(host.port, port);
+    let fake = FakeKeeper::start(99);
+    let host = Setup::default().hello(fake.hello()).start();
+    assert_eq!(host.port, fake.port);
     let notice = host.notice("protocol 99");
     assert_eq!(notice["level"], "warning");
     assert_eq!(host.client().call_text("echo", "{}"), "{}");
@@ -434,7 +482,6 @@ fn the_check_refuses_a_keeper_of_another_protocol_and_a_respawn_takes_its_socket
     let (code, _, said) = host.cli(&["restart"]);
     assert!(code == 1 && said.contains("not restarted") && said.contains("protocol 99"), "{code} {said}");
     assert_eq!(host.client().call_text("echo", "{}"), "{}", "the old one goes on");
-    std::fs::remove_file(path).unwrap();
 }
 
 #[test]
@@ -754,7 +801,9 @@ fn ten_planned_restarts_cost_no_request_of_clients_that_keep_their_connections()
                 })
             })
             .collect();
-        for round in 1..=10 {
+        // 50 by hand.
+        let rounds = std::env::var("A2MCP_RESTARTS").ok().map_or(10, |count| count.parse().unwrap());
+        for round in 1..=rounds {
             answers(&answered, 100);
             host.program.send(&json!({ "do": "command", "argv": ["restart"] }));
             let next = host.program.event("ready");
