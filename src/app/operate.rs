@@ -1,6 +1,7 @@
 //! What the operator asks for, whether through the control socket or as `/a2mcp …` in the host.
 
 use std::ffi::OsStr;
+use std::io;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -11,7 +12,7 @@ use crate::config::{AgentDir, ConfigError, Token, store};
 use serde::{Deserialize, Serialize};
 
 use crate::control::status::{self, Status};
-use crate::control::{self, Reply, Request};
+use crate::control::{self, Found, Reply, Request};
 use crate::frame::messages::{Level, Notice};
 use crate::http::{Endpoint as _, Health};
 use crate::text::with_causes;
@@ -31,7 +32,7 @@ pub async fn perform(core: Rc<Core>, request: Request) -> Reply {
             Ok(status) => Reply::Ok(status),
             Err(error) => Reply::Error(error.to_string()),
         },
-        Request::Rotate => match rotate(&core.dir, Some(&core)).await {
+        Request::Rotate => match rotate(&core.dir, Some(&core), control::find().await).await {
             Ok(rotated) => match serde_json::to_value(rotated) {
                 Ok(rotated) => Reply::Ok(rotated),
                 Err(error) => Reply::Error(error.to_string()),
@@ -102,7 +103,7 @@ pub async fn host_command(core: &Rc<Core>, argv: &[String]) -> Notice {
         [] | ["status"] => return info(status::render(&core.status().await)),
         ["token"] => return info(format!("the token of {} is {}", core.url(), core.token().expose())),
         ["rotate"] => {
-            return match rotate(&core.dir, Some(core)).await {
+            return match rotate(&core.dir, Some(core), control::find().await).await {
                 Ok(rotated) => rotated.notice(),
                 Err(error) => Notice { text: with_causes(&error), level: Level::Error },
             };
@@ -154,12 +155,16 @@ impl Rotated {
 }
 
 /// Replaces the token of an agent directory and tells every running sidecar of it; `own` is the
-/// sidecar this runs in. Whoever did not take it is named: by its control socket, or by the state it
+/// sidecar this runs in, `found` what [`control::find`] found. Whoever did not take it is named: by its control socket, or by the state it
 /// has in the directory.
 ///
 /// # Errors
 /// When the config cannot be read or written; nothing has changed then.
-pub async fn rotate(dir: &AgentDir, own: Option<&Rc<Core>>) -> Result<Rotated, ConfigError> {
+pub async fn rotate(
+    dir: &AgentDir,
+    own: Option<&Rc<Core>>,
+    found: io::Result<Vec<Found>>,
+) -> Result<Rotated, ConfigError> {
     let token = aside(dir, store::rotate).await?;
     let mut rotated = Rotated { token: token.expose().to_owned(), told: 0, silent: Vec::new() };
     let salt = uuid::Uuid::new_v4().simple().to_string();
@@ -171,7 +176,7 @@ pub async fn rotate(dir: &AgentDir, own: Option<&Rc<Core>>) -> Result<Rotated, C
         rotated.told += 1;
     }
     let root = dir.root().display().to_string();
-    let found = control::find().await.unwrap_or_else(|error| {
+    let found = found.unwrap_or_else(|error| {
         rotated.silent.push(format!("whatever runs (cannot look for sidecars: {error})"));
         Vec::new()
     });

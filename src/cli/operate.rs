@@ -179,12 +179,14 @@ async fn ask(show: &Show, target: &Target, request: Request) -> Result<u8, Strin
 
 /// A running sidecar replaces the token itself, in the file that it reads; without one it is done here.
 async fn rotate(target: &Target, env: &Env) -> Result<u8, String> {
-    let dir = target.agent_dir(env).await?;
+    // Looked for once: a sidecar that hangs costs its time-out, and may be another one after that.
+    let found = control::find().await;
+    let running = target.pick(found.iter().flatten());
+    let dir = target.dir_among(&running, env)?;
     let root = dir.root().display().to_string();
-    let running = target.running().await?.answered;
-    let of_dir = running.iter().find(|(_, status)| status.agent_dir == root);
+    let of_dir = running.iter().find(|(_, status)| status.agent_dir == root).map(|(socket, _)| *socket);
     let rotated = match of_dir {
-        Some((socket, _)) => match control::ask(socket, &Request::Rotate).await {
+        Some(socket) => match control::ask(socket, &Request::Rotate).await {
             Ok(Reply::Ok(value)) => serde_json::from_value(value).map_err(|error| error.to_string())?,
             Ok(Reply::Error(error)) => return Err(error),
             Err(error) => {
@@ -192,7 +194,7 @@ async fn rotate(target: &Target, env: &Env) -> Result<u8, String> {
             }
         },
         None => {
-            let rotated = match app::rotate(&dir, None).await {
+            let rotated = match app::rotate(&dir, None, found).await {
                 Ok(rotated) => rotated,
                 Err(error) => return Ok(refused(&error)),
             };

@@ -26,22 +26,14 @@ impl Target {
     pub async fn running(&self) -> Result<Running, String> {
         let found = control::find().await.map_err(|error| format!("cannot look for sidecars: {error}"))?;
         let mut running = Running::default();
-        for Found { socket, status } in found {
-            match status {
-                Ok(status) => running.answered.push((socket, status)),
-                Err(error) => {
-                    running.silent += 1;
-                    out::note(&format!("the sidecar behind {} does not answer: {error}", socket.display()));
-                }
+        for Found { socket, status } in &found {
+            if let Err(error) = status {
+                running.silent += 1;
+                out::note(&format!("the sidecar behind {} does not answer: {error}", socket.display()));
             }
         }
-        if let Some(dir) = &self.dir {
-            let root = dir.root().display().to_string();
-            running.answered.retain(|(_, status)| status.agent_dir == root);
-        }
-        if let Some(pid) = self.pid {
-            running.answered.retain(|(_, status)| status.pid == pid || status.host.pid == pid);
-        }
+        let picked = self.pick(found.iter()).into_iter();
+        running.answered = picked.map(|(socket, status)| (socket.clone(), status.clone())).collect();
         Ok(running)
     }
 
@@ -63,7 +55,7 @@ impl Target {
                     "no sidecar runs; a host with the shim starts one, or try `a2mcp demo`".into()
                 }
             }),
-            _ => Err(several(&running.answered)),
+            _ => Err(several(running.answered.iter().map(|(_, status)| status))),
         }
     }
 
@@ -76,6 +68,18 @@ impl Target {
             return Ok(dir.clone());
         }
         let running = self.running().await?.answered;
+        let running: Vec<_> = running.iter().map(|(socket, status)| (socket, status)).collect();
+        self.dir_among(&running, env)
+    }
+
+    /// The agent directory that is meant, when these sidecars run.
+    ///
+    /// # Errors
+    /// As [`Target::agent_dir`].
+    pub fn dir_among(&self, running: &[(&PathBuf, &Status)], env: &Env) -> Result<AgentDir, String> {
+        if let (Some(dir), None) = (&self.dir, self.pid) {
+            return Ok(dir.clone());
+        }
         let Some((_, first)) = running.first() else {
             if let Some(pid) = self.pid {
                 return Err(format!("no sidecar has pid {pid}"));
@@ -85,9 +89,19 @@ impl Target {
             return Ok(AgentDir::new(root, env));
         };
         if running.iter().any(|(_, status)| status.agent_dir != first.agent_dir) {
-            return Err(several(&running));
+            return Err(several(running.iter().map(|(_, status)| *status)));
         }
         Ok(dir_of(first, env))
+    }
+
+    /// Those of the sidecars found that answered and are meant.
+    pub fn pick<'a>(&self, found: impl Iterator<Item = &'a Found>) -> Vec<(&'a PathBuf, &'a Status)> {
+        let root = self.dir.as_ref().map(|dir| dir.root().display().to_string());
+        found
+            .filter_map(|found| Some((&found.socket, found.status.as_ref().ok()?)))
+            .filter(|(_, status)| root.as_ref().is_none_or(|root| status.agent_dir == *root))
+            .filter(|(_, status)| self.pid.is_none_or(|pid| status.pid == pid || status.host.pid == pid))
+            .collect()
     }
 
     /// URL and token of the one sidecar that is meant.
@@ -119,10 +133,10 @@ pub fn dir_of(status: &Status, env: &Env) -> AgentDir {
     if status.config_file.is_empty() { dir } else { dir.with_files(&status.config_file, &status.audit_file) }
 }
 
-fn several(running: &[(PathBuf, Status)]) -> String {
+fn several<'a>(running: impl Iterator<Item = &'a Status>) -> String {
     let brief = |status: &Status| {
         format!("pid {} {} {} ({})", status.pid, status.url, status.host.name, status.agent_dir)
     };
-    let list: Vec<String> = running.iter().map(|(_, status)| brief(status)).collect();
+    let list: Vec<String> = running.map(brief).collect();
     format!("several sidecars run; choose one with --pid: {}", list.join(" | "))
 }
