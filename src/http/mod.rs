@@ -9,11 +9,11 @@ pub mod guard;
 mod patient;
 mod route;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::net::TcpListener as StdListener;
 use std::rc::Rc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hyper::Response;
 use hyper::server::conn::http1;
@@ -37,6 +37,9 @@ const MAX_CONNECTIONS: usize = 4096;
 const WRITE_STALL: Duration = Duration::from_secs(60);
 /// A request's head must be complete within this time; an idle keep-alive connection ends by it too.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long a connection that was just accepted may take to send its first request when all end.
+const NEWCOMER_TIME: Duration = Duration::from_millis(200);
+const NEWCOMER_STEP: Duration = Duration::from_millis(5);
 /// Longest head of a request in bytes.
 const MAX_HEAD: usize = 64 << 10;
 
@@ -211,8 +214,11 @@ async fn connection<E: Endpoint>(
 ) {
     let _ = stream.set_nodelay(true);
     let known = || drop(strangers.borrow_mut().remove(&number));
-    let service =
-        service_fn(|request| route::handle(endpoint.clone(), number, budget.clone(), &known, request));
+    let has_asked = Cell::new(false);
+    let service = service_fn(|request| {
+        has_asked.set(true);
+        route::handle(endpoint.clone(), number, budget.clone(), &known, request)
+    });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD_TIMEOUT)
@@ -225,8 +231,19 @@ async fn connection<E: Endpoint>(
     let ended = tokio::select! {
         ended = connection.as_mut() => ended,
         () = close.cancelled() => {
-            connection.as_mut().graceful_shutdown();
-            connection.await
+            // A newcomer's request is on its way: the end would reach it instead of an answer.
+            let until = Instant::now() + NEWCOMER_TIME;
+            let mut ended = None;
+            while ended.is_none() && !has_asked.get() && Instant::now() < until {
+                ended = tokio::time::timeout(NEWCOMER_STEP, connection.as_mut()).await.ok();
+            }
+            match ended {
+                Some(ended) => ended,
+                None => {
+                    connection.as_mut().graceful_shutdown();
+                    connection.await
+                }
+            }
         }
     };
     match ended {
