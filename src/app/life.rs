@@ -44,8 +44,6 @@ const CANCEL_TIME: Duration = Duration::from_millis(500);
 const CLOSE_TIME: Duration = Duration::from_millis(400);
 /// How long an idle keep-alive connection may still send its next request before a restart.
 const KEEP_ALIVE_TIME: Duration = Duration::from_secs(2);
-/// How long one that was accepted just before the end may take for its first request.
-const LATE_REQUEST_TIME: Duration = Duration::from_millis(300);
 /// How often it is looked whether the connections are gone.
 const POLL: Duration = Duration::from_millis(20);
 /// How long the last frames may take into the pipe.
@@ -353,8 +351,6 @@ impl Core {
         server.stop_accepting.cancel();
         if matches!(end, End::Restart) {
             self.dismiss_readers();
-            // A connection that was accepted a moment ago may have its first request on the way.
-            let _ = timeout(LATE_REQUEST_TIME, gone(&server)).await;
         } else {
             let _ = timeout(CANCEL_TIME, self.no_calls()).await;
             self.end_listeners();
@@ -413,20 +409,18 @@ impl Core {
     /// Before a restart: JSON replies cannot be resumed, so they are waited for; a keep-alive
     /// connection gets a moment for its next request, whose reply tells it to go.
     async fn no_json_waits(&self, server: &http::Server) {
-        let _ = timeout(KEEP_ALIVE_TIME, gone(server)).await;
+        let _ = timeout(KEEP_ALIVE_TIME, async {
+            while !server.connections.is_empty() {
+                tokio::time::sleep(POLL).await;
+            }
+        })
+        .await;
         let is_streamed = |call_id: &str| {
             self.exchanges.borrow().get(call_id).is_some_and(|exchange| exchange.accepts_stream())
         };
         while self.ledger.borrow().waits_for_json(is_streamed) {
             self.call_ended.notified().await;
         }
-    }
-}
-
-/// Returns when no connection is left.
-async fn gone(server: &http::Server) {
-    while !server.connections.is_empty() {
-        tokio::time::sleep(POLL).await;
     }
 }
 
