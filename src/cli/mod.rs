@@ -223,9 +223,10 @@ async fn connect(args: connect::ConnectArgs, target: &Target, env: &Env) -> Resu
     let bridge = match (args.url, named) {
         (Some(url), token @ Some(_)) => connect::Bridge { url, token },
         (Some(url), None) => {
-            let dir = target.agent_dir(env).await?;
-            let (config, _) = store::load_readonly(&dir).map_err(|error| error.to_string())?;
-            connect::Bridge { url, token: config.token }
+            // A bridge elsewhere has a token of its own; one here can be looked up, if it is clear which.
+            let dir = target.agent_dir(env).await.ok();
+            let config = dir.and_then(|dir| store::load_readonly(&dir).ok());
+            connect::Bridge { url, token: config.and_then(|(config, _)| config.token) }
         }
         (None, named) => {
             let (url, token) = target.bridge(env).await?;
