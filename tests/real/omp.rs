@@ -415,8 +415,10 @@ impl Omp {
         serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{output:?}"))
     }
 
-    /// Everything of this home is gone in time.
+    /// omp has ended (how long that takes is its own affair), and everything of this home is gone in
+    /// time after it.
     pub(crate) fn assert_all_gone(&self) {
+        support::eventually("omp's end", || self.child.lock().unwrap().try_wait().unwrap());
         if let Err(left) = processes::until_gone(self.home.path()) {
             panic!("still there {:?} after the host's end: {left:#?}{}", processes::GONE, self.home.logs());
         }
