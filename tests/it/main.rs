@@ -5,7 +5,8 @@
 //! (hostile ones), `life` (start, stop, death, ports), `audit`, `operate` (the command line), `load`
 //! (limits and crowds), `keeper` (what outlives a sidecar), `schema` (the fixtures of `ipc-schema/`),
 //! `shim` (the Rust shim against a scripted sidecar), `kills` and `kill_loop` (the sidecar dies at the
-//! worst moments: one execution, one result), `refhost` (the reference host and `a2mcp demo` as
+//! worst moments: one execution, one result), `streams`, `progress`, `cancel`, `relay`, `replay` and
+//! `proxies` (what crosses on streams, and coming back), `refhost` (the reference host and `a2mcp demo` as
 //! processes).
 
 #![allow(clippy::unwrap_used, missing_docs)]
@@ -27,6 +28,7 @@ mod load;
 mod messages;
 mod operate;
 mod progress;
+mod proxies;
 mod refhost;
 mod relay;
 mod replay;
