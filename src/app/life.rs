@@ -7,13 +7,13 @@
 //!                                                 └ the host is gone: 0, at once
 //! ```
 
-use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::ExitCode;
 use std::rc::Rc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tokio_util::task::TaskTracker;
@@ -30,6 +30,7 @@ use crate::host::link::{self, LinkEnd};
 use crate::host::stdio;
 use crate::mcp::session::Sessions;
 use crate::process::{self, Identity};
+use crate::signals::Watch;
 use crate::text::{clean, with_causes};
 use crate::{control, http, keeper, state};
 
@@ -430,38 +431,21 @@ enum Signal {
     Restart,
 }
 
-/// SIGTERM and SIGINT end, SIGHUP restarts. Each is a byte in a pipe of its own.
+/// SIGTERM and SIGINT end, SIGHUP restarts.
 struct Signals {
-    terminate: tokio::net::UnixStream,
-    restart: tokio::net::UnixStream,
+    terminate: Watch,
+    restart: Watch,
 }
 
 impl Signals {
     fn open() -> std::io::Result<Self> {
-        let watch = |signals: &[i32]| -> std::io::Result<tokio::net::UnixStream> {
-            let (read, write) = UnixStream::pair()?;
-            for signal in signals {
-                signal_hook::low_level::pipe::register(*signal, write.try_clone()?)?;
-            }
-            read.set_nonblocking(true)?;
-            tokio::net::UnixStream::from_std(read)
-        };
-        use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-        Ok(Self { terminate: watch(&[SIGTERM, SIGINT])?, restart: watch(&[SIGHUP])? })
+        Ok(Self { terminate: Watch::open(&[SIGTERM, SIGINT])?, restart: Watch::open(&[SIGHUP])? })
     }
 
     async fn next(&mut self) -> Signal {
-        loop {
-            let (stream, signal) = tokio::select! {
-                _ = self.terminate.readable() => (&self.terminate, Signal::Terminate),
-                _ = self.restart.readable() => (&self.restart, Signal::Restart),
-            };
-            let mut byte = [0];
-            match stream.try_read(&mut byte) {
-                Ok(1) => return signal,
-                Ok(_) => std::future::pending().await,
-                Err(_) => {}
-            }
+        tokio::select! {
+            () = self.terminate.next() => Signal::Terminate,
+            () = self.restart.next() => Signal::Restart,
         }
     }
 }

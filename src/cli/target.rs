@@ -59,12 +59,17 @@ impl Target {
         }
     }
 
+    /// The directory that needs no looking for: it was named, and no process beside it.
+    fn named(&self) -> Option<&AgentDir> {
+        self.dir.as_ref().filter(|_| self.pid.is_none())
+    }
+
     /// The agent directory that is meant, with the files its sidecar uses if one runs.
     ///
     /// # Errors
     /// When several could be meant, or no home directory is known.
     pub async fn agent_dir(&self, env: &Env) -> Result<AgentDir, String> {
-        if let (Some(dir), None) = (&self.dir, self.pid) {
+        if let Some(dir) = self.named() {
             return Ok(dir.clone());
         }
         let running = self.running().await?.answered;
@@ -77,7 +82,7 @@ impl Target {
     /// # Errors
     /// As [`Target::agent_dir`].
     pub fn dir_among(&self, running: &[(&PathBuf, &Status)], env: &Env) -> Result<AgentDir, String> {
-        if let (Some(dir), None) = (&self.dir, self.pid) {
+        if let Some(dir) = self.named() {
             return Ok(dir.clone());
         }
         let Some((_, first)) = running.first() else {

@@ -118,11 +118,6 @@ impl Frame {
         }
         Ok(Self { parts, len })
     }
-
-    /// Payload bytes, without the header. Named so because a frame of zero bytes is never built.
-    pub fn payload_len(&self) -> usize {
-        self.len
-    }
 }
 
 /// Bytes on their way to a writer: small parts are joined, so that many frames go out in one

@@ -15,10 +15,10 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 use tokio::process::{Child, ChildStdout, Command};
 
 use super::host::DEMO_PREFIX;
-use super::signals::EndSignals;
 use crate::config::{AgentDir, Env, store};
 use crate::frame::raw;
 use crate::process::{self, Identity};
+use crate::signals::Watch;
 use crate::text::clean;
 
 /// How long the host may take until its sidecar serves.
@@ -102,7 +102,7 @@ pub fn run(args: &DemoArgs, env: &Env, out: &mut dyn Write) -> Result<(), DemoEr
 }
 
 async fn demo(args: &DemoArgs, env: &Env, out: &mut dyn Write) -> Result<(), DemoError> {
-    let mut signals = EndSignals::open().map_err(io_error("watch for signals"))?;
+    let mut signals = Watch::open(&super::END_SIGNALS).map_err(io_error("watch for signals"))?;
     let dir = tempfile::Builder::new()
         .prefix(DEMO_PREFIX)
         .permissions(Permissions::from_mode(0o700))
@@ -133,7 +133,7 @@ async fn serve(
     out: &mut dyn Write,
     dir: &Path,
     events: &mut Events,
-    signals: &mut EndSignals,
+    signals: &mut Watch,
 ) -> Result<Served, DemoError> {
     let ready = tokio::select! {
         ready = events.ready() => ready?,
@@ -183,7 +183,7 @@ fn token(dir: &Path, env: &Env) -> Result<String, String> {
 
 /// Ends the host: politely after an interrupt, at once after a second one or an error. Returns how
 /// it ended.
-async fn stop(child: &mut Child, signals: &mut EndSignals, politely: bool) -> String {
+async fn stop(child: &mut Child, signals: &mut Watch, politely: bool) -> String {
     let host = child.id().and_then(Identity::of);
     let tell = |signal| host.is_some_and(|host| host.signal(signal));
     if politely {

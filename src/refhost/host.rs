@@ -20,12 +20,12 @@ use super::execution::ExecutionLog;
 use super::launch::LaunchProgram;
 use super::lines::{Lines, read_stdin};
 use super::shim::{Observer, Order, Shim, ShimConfig, ShimEnd, ShimHandle};
-use super::signals::EndSignals;
 use super::tools::{HostState, Tools};
 use crate::app::log;
 use crate::config::{AgentDir, Env};
 use crate::frame::messages::{Hello, HelloResult, HostInfo, Notice, PROTOCOL};
 use crate::process::{self, Identity};
+use crate::signals::Watch;
 
 /// How long calls may take after SIGTERM (contract 15).
 const GRACE: Duration = Duration::from_secs(10);
@@ -173,12 +173,13 @@ struct Parts {
     tools: Rc<DemoTools>,
     state: Rc<HostState>,
     hello: Hello,
-    signals: EndSignals,
+    signals: Watch,
 }
 
 fn parts(args: &HostArgs, env: &Env, agent_dir: &AgentDir) -> Result<Parts, String> {
     agent_dir.create().map_err(|error| format!("cannot use {}: {error}", agent_dir.root().display()))?;
-    let signals = EndSignals::open().map_err(|error| format!("cannot watch for signals: {error}"))?;
+    let signals =
+        Watch::open(&super::END_SIGNALS).map_err(|error| format!("cannot watch for signals: {error}"))?;
     let execution_log = match &args.execution_log {
         Some(path) => Some(ExecutionLog::open(path).map_err(|error| format!("{}: {error}", path.display()))?),
         None => None,

@@ -15,8 +15,11 @@ pub mod launch;
 mod life;
 mod lines;
 pub mod shim;
-mod signals;
 pub mod store;
 pub mod supervise;
 pub mod tools;
 mod wire;
+
+/// The signals that ask a host, or a demo, to end.
+const END_SIGNALS: [i32; 3] =
+    [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM, signal_hook::consts::SIGHUP];

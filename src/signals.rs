@@ -1,30 +1,32 @@
-//! Waiting for the signals that ask a process to end. Each arrives as a byte in a socket pair.
+//! Waiting for signals. Each arrives as a byte in a socket pair.
 
 use std::io;
 use std::os::unix::net::UnixStream as StdStream;
 
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::low_level::pipe;
 use tokio::net::UnixStream;
 
-/// SIGINT, SIGTERM and SIGHUP.
-pub(super) struct EndSignals {
+/// A set of signals that are waited for together.
+pub struct Watch {
     stream: UnixStream,
 }
 
-impl EndSignals {
-    /// From now on the signals do nothing but wake [`EndSignals::next`].
-    pub(super) fn open() -> io::Result<Self> {
+impl Watch {
+    /// From now on these signals do nothing but wake [`Watch::next`].
+    ///
+    /// # Errors
+    /// As the system's.
+    pub fn open(signals: &[i32]) -> io::Result<Self> {
         let (read, write) = StdStream::pair()?;
-        for signal in [SIGINT, SIGTERM, SIGHUP] {
-            pipe::register(signal, write.try_clone()?)?;
+        for signal in signals {
+            pipe::register(*signal, write.try_clone()?)?;
         }
         read.set_nonblocking(true)?;
         Ok(Self { stream: UnixStream::from_std(read)? })
     }
 
     /// Completes at the next signal; safe to drop.
-    pub(super) async fn next(&mut self) {
+    pub async fn next(&mut self) {
         let mut byte = [0];
         loop {
             // The writing ends live as long as the process: there is no end of stream.
