@@ -37,6 +37,7 @@
 //! | [`state`] | the state file and the remembered port | decide what to keep |
 //! | [`process`] | spawning, identity (pid and start time), death signals; the only spawner | know what it spawns |
 //! | [`rundir`] | the private directory of the local sockets | say anything on them |
+//! | [`supervise`] | when a child that died is started again (pure) | start it |
 //! | [`signals`] | waiting for signals | decide what one means |
 //! | `crash` | points where the tests let a debug build die | exist in a release build |
 //! | [`text`] | making foreign text safe for terminals and logs | – |
@@ -62,4 +63,5 @@ pub mod refhost;
 pub mod rundir;
 pub mod signals;
 pub mod state;
+pub mod supervise;
 pub mod text;
