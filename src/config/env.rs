@@ -17,6 +17,8 @@ pub struct Env {
     pub config: Option<PathBuf>,
     /// `A2MCP_AUDIT`: the audit file, wherever the agent directory is.
     pub audit: Option<PathBuf>,
+    /// `A2MCP_DOWNLOAD_BASE`: where to download from instead of GitHub.
+    pub download_base: Option<OsString>,
     /// `PI_CODING_AGENT_DIR`: omp's own way to move its agent directory.
     pub pi_agent_dir: Option<PathBuf>,
     /// The real user id.
@@ -34,6 +36,7 @@ impl Env {
             path: var("PATH"),
             config: var("A2MCP_CONFIG").map(PathBuf::from),
             audit: var("A2MCP_AUDIT").map(PathBuf::from),
+            download_base: var("A2MCP_DOWNLOAD_BASE"),
             pi_agent_dir: var("PI_CODING_AGENT_DIR").map(PathBuf::from),
             uid: rustix::process::getuid().as_raw(),
             cwd: std::env::current_dir().unwrap_or_else(|_| PathBuf::from("/")),
