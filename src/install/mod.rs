@@ -10,18 +10,24 @@
 //! first and share its outcome; between processes a lock file does the same.
 
 mod error;
+mod fetch;
 mod lookup;
 pub mod pins;
+mod place;
 mod registry;
+mod unpack;
 
 use std::ffi::OsString;
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+use tokio::sync::Mutex;
 
 use crate::config::{AgentDir, Env};
+use crate::outbound::Outbound;
 
 pub use error::{Download, InstallError};
 pub use pins::Pin;
@@ -76,7 +82,7 @@ pub struct Installed {
 /// What goes on before there is an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// Another process installs the same program.
+    /// The same program is being installed already, by this process or another.
     Waiting,
     /// About to be fetched, unpacked and installed: the moment for the audit record.
     Installing {
@@ -136,8 +142,11 @@ pub struct Installer {
     cwd: PathBuf,
     path: OsString,
     base: Option<OsString>,
+    outbound: Outbound,
     /// The agent directory's list.
     registry: PathBuf,
+    /// One installation of a program at a time; when the last one failed, and why.
+    turns: [Mutex<Option<(Instant, InstallError)>>; 2],
 }
 
 impl Installer {
@@ -150,6 +159,8 @@ impl Installer {
             cwd: env.cwd.clone(),
             path: env.path.clone().unwrap_or_default(),
             base: env.download_base.clone(),
+            outbound: Outbound::new(env.proxy.clone()),
+            turns: Default::default(),
             registry: dir.installs_file(),
         }
     }
@@ -201,11 +212,23 @@ impl Installer {
         &self,
         tool: Tool,
         from: Option<&Path>,
-        announce: impl AsyncFnMut(Progress),
+        mut announce: impl AsyncFnMut(Progress),
     ) -> Result<Installed, InstallError> {
-        let _ = (from, announce, &self.base, self.limits);
-        let _pin = self.pin(tool)?;
-        Err(InstallError::NoHome { tool })
+        let (asked, turn) = (Instant::now(), &self.turns[tool as usize]);
+        let mut last = match turn.try_lock() {
+            Ok(last) => last,
+            Err(_) => {
+                announce(Progress::Waiting).await;
+                turn.lock().await
+            }
+        };
+        // Whoever waited for an attempt that failed meanwhile has its answer.
+        if let Some((_, error)) = last.as_ref().filter(|(at, _)| *at > asked) {
+            return Err(error.clone());
+        }
+        let done = self.install_alone(tool, from, announce).await;
+        *last = done.as_ref().err().map(|error| (Instant::now(), error.clone()));
+        done
     }
 
     /// The pinned build for this platform.
