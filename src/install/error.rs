@@ -26,14 +26,14 @@ pub enum InstallError {
         why: String,
     },
     /// It is there and does not start.
-    #[error("{} cannot be run: {source}; {}", shown(.path), own_program(*.tool))]
+    #[error("{} cannot be run: {cause}; {}", shown(.path), own_program(*.tool))]
     NotRunnable {
         /// Which program.
         tool: Tool,
         /// Where it is.
         path: PathBuf,
-        /// Why not.
-        source: Arc<io::Error>,
+        /// Why not. Part of the text, so that the way out comes last.
+        cause: Arc<io::Error>,
     },
     /// What was installed earlier is gone, or is no longer what it was.
     #[error(
@@ -136,7 +136,7 @@ pub enum InstallError {
         why: String,
     },
     /// A file of our own cannot be read or written.
-    #[error("cannot {step} {}: {}; {}", shown(.path), reason(.source), own_program(*.tool))]
+    #[error("cannot {step} {}: {}; {}", shown(.path), reason(.cause), own_program(*.tool))]
     Store {
         /// Which program.
         tool: Tool,
@@ -145,7 +145,7 @@ pub enum InstallError {
         /// To what.
         path: PathBuf,
         /// Why it failed.
-        source: Arc<io::Error>,
+        cause: Arc<io::Error>,
     },
 }
 

@@ -106,6 +106,17 @@ pub enum Progress {
     Unpacking,
 }
 
+impl Progress {
+    /// What the audit record `install` says of it: asset and pinned hash. `None` for all but
+    /// [`Progress::Installing`].
+    pub fn audit_args(&self) -> Option<serde_json::Value> {
+        let Progress::Installing { asset, sha256, version, from } = self else { return None };
+        Some(serde_json::json!({
+            "action": "install", "asset": asset, "sha256": sha256, "version": version, "from": from,
+        }))
+    }
+}
+
 /// How much and how long.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
@@ -153,7 +164,7 @@ impl Installer {
     /// For an agent directory, with the pins of this build.
     pub fn new(dir: &AgentDir, env: &Env) -> Installer {
         Installer {
-            pins: pins::ALL.to_vec(),
+            pins: pins::table(),
             limits: Limits::default(),
             home: env.home.clone().filter(|home| home.is_absolute()),
             cwd: env.cwd.clone(),
@@ -190,16 +201,27 @@ impl Installer {
         config_value: &str,
         announce: impl AsyncFnMut(Progress),
     ) -> Result<Installed, InstallError> {
+        match self.find(tool, config_value).await? {
+            Some(found) => Ok(found),
+            None => self.install(tool, None, announce).await,
+        }
+    }
+
+    /// As [`Installer::obtain`], without downloading: `None` when it would have to.
+    ///
+    /// # Errors
+    /// As [`Installer::obtain`].
+    pub async fn find(&self, tool: Tool, config_value: &str) -> Result<Option<Installed>, InstallError> {
         if config_value.contains(['/', '\\']) {
-            return self.configured(tool, self.expand(config_value)).await;
+            return self.configured(tool, self.expand(config_value)).await.map(Some);
         }
         let (path, name) = (self.path.clone(), config_value.to_owned());
         if let Some(found) = blocking(move || lookup::on_path(&path, &name)).await {
-            return self.describe(tool, found, false).await;
+            return self.describe(tool, found, false).await.map(Some);
         }
         match self.installed(tool).await? {
-            Some(entry) => self.describe(tool, entry.path, true).await,
-            None => self.install(tool, None, announce).await,
+            Some(entry) => self.describe(tool, entry.path, true).await.map(Some),
+            None => Ok(None),
         }
     }
 
@@ -298,7 +320,7 @@ impl Installer {
         let not_runnable = |source: io::Error| InstallError::NotRunnable {
             tool,
             path: path.clone(),
-            source: Arc::new(source),
+            cause: Arc::new(source),
         };
         let file = path.clone();
         let sha256 = blocking(move || lookup::sha256(&file)).await.map_err(not_runnable)?;

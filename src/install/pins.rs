@@ -198,6 +198,51 @@ pub const ALL: &[Pin] = &[
     ),
 ];
 
+/// The pins of this build.
+#[cfg(not(debug_assertions))]
+pub(super) fn table() -> Vec<Pin> {
+    ALL.to_vec()
+}
+
+/// The pins of this build; a debug build takes those of the file that `A2MCP_TEST_PINS` names instead,
+/// so that tests of whole processes can serve assets of their own. In a release build nothing of this
+/// exists.
+#[cfg(debug_assertions)]
+pub(super) fn table() -> Vec<Pin> {
+    #[derive(serde::Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Row {
+        tool: String,
+        version: String,
+        folder: String,
+        asset: String,
+        sha256: String,
+        bytes: u64,
+        format: String,
+        program_sha256: Option<String>,
+    }
+    let leak = |text: String| -> &'static str { text.leak() };
+    let pin = |row: Row| Pin {
+        tool: if row.tool == "dufs" { Tool::Dufs } else { Tool::Cloudflared },
+        os: std::env::consts::OS,
+        arch: std::env::consts::ARCH,
+        version: leak(row.version),
+        folder: leak(row.folder),
+        asset: leak(row.asset),
+        sha256: leak(row.sha256),
+        bytes: row.bytes,
+        format: match row.format.as_str() {
+            "tar.gz" => Format::TarGz,
+            "zip" => Format::Zip,
+            _ => Format::Bare,
+        },
+        program_sha256: row.program_sha256.map(leak),
+    };
+    let rows = std::env::var_os("A2MCP_TEST_PINS").and_then(|file| std::fs::read(file).ok());
+    let rows = rows.and_then(|text| serde_json::from_slice::<Vec<Row>>(&text).ok());
+    rows.map_or_else(|| ALL.to_vec(), |rows| rows.into_iter().map(pin).collect())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -339,5 +339,5 @@ fn copied(
 
 fn stored(tool: Tool, step: &'static str, path: &Path) -> impl Fn(io::Error) -> InstallError + use<> {
     let path = path.to_owned();
-    move |source| InstallError::Store { tool, step, path: path.clone(), source: Arc::new(source) }
+    move |source| InstallError::Store { tool, step, path: path.clone(), cause: Arc::new(source) }
 }
