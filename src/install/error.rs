@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Pin, Tool, shown};
+use super::{Tool, shown};
 use crate::text::clean;
 
 /// Why [`super::Installer`] has no program to give. Cheap to clone: everybody who waited for the same
@@ -100,10 +100,12 @@ pub enum InstallError {
         why: &'static str,
     },
     /// The bytes did not arrive.
-    #[error("cannot download {} from {url}: {problem}; {}", .pin.asset, by_hand(.pin))]
+    #[error("cannot download {asset} from {url}: {problem}; {}", by_hand(*.tool))]
     Download {
+        /// Which program.
+        tool: Tool,
         /// What was asked for.
-        pin: Pin,
+        asset: &'static str,
         /// From where, without query.
         url: String,
         /// What went wrong.
@@ -112,12 +114,13 @@ pub enum InstallError {
     /// Other bytes than those pinned.
     #[error(
         "{from} is not {asset} as it is pinned: sha256 {found}, expected {expected}; nothing was unpacked or installed. {}",
-        wrong_hash(.pin, *.is_download),
-        asset = .pin.asset
+        wrong_hash(*.tool, *.is_download)
     )]
     WrongHash {
+        /// Which program.
+        tool: Tool,
         /// What was wanted.
-        pin: Pin,
+        asset: &'static str,
         /// Where the bytes came from.
         from: String,
         /// Whether they were downloaded.
@@ -128,10 +131,12 @@ pub enum InstallError {
         expected: &'static str,
     },
     /// The pinned bytes hold another program than expected.
-    #[error("{} is not what it should be: {why}; nothing was installed; {}", .pin.asset, own_program(.pin.tool))]
+    #[error("{asset} is not what it should be: {why}; nothing was installed; {}", own_program(*.tool))]
     Unpack {
+        /// Which program.
+        tool: Tool,
         /// What was unpacked.
-        pin: Pin,
+        asset: &'static str,
         /// What is wrong with it.
         why: String,
     },
@@ -212,8 +217,7 @@ fn own_program(tool: Tool) -> String {
     format!("put a {tool} of your own on the PATH, or its path into the config field `xfer.{tool}`")
 }
 
-fn by_hand(pin: &Pin) -> String {
-    let tool = pin.tool;
+fn by_hand(tool: Tool) -> String {
     format!(
         "fetch that file by other means and run `a2mcp install {tool} --from FILE`, set A2MCP_DOWNLOAD_BASE to a \
          mirror of https://github.com, or {}",
@@ -221,11 +225,10 @@ fn by_hand(pin: &Pin) -> String {
     )
 }
 
-fn wrong_hash(pin: &Pin, is_download: bool) -> String {
+fn wrong_hash(tool: Tool, is_download: bool) -> String {
     if is_download {
-        format!("Somebody on the way, or the mirror, changes what is downloaded: {}", by_hand(pin))
+        format!("Somebody on the way, or the mirror, changes what is downloaded: {}", by_hand(tool))
     } else {
-        let tool = pin.tool;
         format!("`a2mcp install {tool} --from` takes this one build only; for another, {}", own_program(tool))
     }
 }

@@ -59,7 +59,17 @@ impl Installer {
         let (looked_at, known) = (target.clone(), lists.clone());
         let standing = blocking(move || Standing::of(&pin, &looked_at, &known)).await?;
         let entry = match standing {
-            Standing::Current(entry) => entry,
+            Standing::Current(entry) => {
+                let noted = entry.clone();
+                blocking(move || {
+                    // It works without as well: the other list says whose the file is.
+                    if let Err(error) = note_down(tool, &noted, &lists) {
+                        tracing::warn!("{error}");
+                    }
+                })
+                .await;
+                entry
+            }
             Standing::Free | Standing::Ours => {
                 announce(Progress::Installing {
                     asset: pin.asset,
@@ -75,22 +85,23 @@ impl Installer {
                 announce(Progress::Unpacking).await;
                 let limit = self.limits.unpacked;
                 let replace = matches!(standing, Standing::Ours);
-                blocking(move || settle(&pin, asset, &bin, target, replace, limit)).await?
+                blocking(move || {
+                    let (program, entry) = unpacked(&pin, asset, &bin, target, limit)?;
+                    // First: a program that no list names would be taken for somebody else's.
+                    note_down(tool, &entry, &lists)?;
+                    put_in_place(tool, program, &entry.path, replace)?;
+                    Ok::<_, InstallError>(entry)
+                })
+                .await?
             }
         };
-        let (path, noted) = (entry.path.clone(), entry.clone());
-        blocking(move || {
-            // The agent directory's own list first: without it nobody would know whose the file is.
-            for list in lists.into_iter().flatten() {
-                registry::write(&list, tool, &noted).map_err(stored(tool, "write", &list))?;
-            }
-            Ok::<_, InstallError>(())
-        })
-        .await?;
         // Something may take it away at once (an antivirus program), or change it.
         match self.installed(tool).await? {
-            Some(_) => self.describe(tool, path, true).await,
-            None => Err(InstallError::Vanished { tool, path, sha256: entry.sha256, found: None }),
+            Some(Entry { path, .. }) => self.describe(tool, path, true).await,
+            None => {
+                let Entry { path, sha256, .. } = entry;
+                Err(InstallError::Vanished { tool, path, sha256, found: None })
+            }
         }
     }
 
@@ -162,7 +173,7 @@ impl Installer {
                 let fetched = fetched.map_err(|error| match error {
                     FetchError::Disk(error) => stored(tool, "write to", bin)(error),
                     FetchError::Download(problem) => {
-                        InstallError::Download { pin: *pin, url: url.to_string(), problem }
+                        InstallError::Download { tool, asset: pin.asset, url: url.to_string(), problem }
                     }
                 })?;
                 (fetched.bytes, fetched.sha256)
@@ -185,7 +196,14 @@ impl Installer {
             Source::Url(url) => format!("what {url} gave ({bytes} bytes)"),
             Source::File(file) => format!("{} ({bytes} bytes)", super::shown(file)),
         };
-        Err(InstallError::WrongHash { pin: *pin, from, is_download, found, expected: pin.sha256 })
+        Err(InstallError::WrongHash {
+            tool,
+            asset: pin.asset,
+            from,
+            is_download,
+            found,
+            expected: pin.sha256,
+        })
     }
 }
 
@@ -231,49 +249,61 @@ impl Standing {
     }
 }
 
-/// Unpacks and puts in place.
-fn settle(
+/// The program, ready to be put in place, and what is to be said of it.
+fn unpacked(
     pin: &Pin,
     asset: Checked,
     bin: &Path,
     target: PathBuf,
-    replace: bool,
     limit: u64,
-) -> Result<Entry, InstallError> {
+) -> Result<(NamedTempFile, Entry), InstallError> {
     let tool = pin.tool;
     let (program, hash) = if asset.is_program {
-        let hash = pin.known_program_hash().unwrap_or(pin.sha256).to_owned();
-        (asset.file, hash)
+        (asset.file, pin.known_program_hash().unwrap_or(pin.sha256).to_owned())
     } else {
         let mut program = temporary(bin, tool)?;
         let hash = unpack::unpack(asset.file.as_file(), pin, program.as_file_mut(), limit);
         let hash = hash.map_err(|error| match error {
-            UnpackError::Archive(why) => InstallError::Unpack { pin: *pin, why },
+            UnpackError::Archive(why) => InstallError::Unpack { tool, asset: pin.asset, why },
             UnpackError::Disk(error) => stored(tool, "write to", bin)(error),
         })?;
         if let Some(expected) = pin.program_sha256.filter(|expected| *expected != hash) {
             let why = format!("the program inside has sha256 {hash}, expected {expected}");
-            return Err(InstallError::Unpack { pin: *pin, why });
+            return Err(InstallError::Unpack { tool, asset: pin.asset, why });
         }
         (program, hash)
     };
-    let finished = program
-        .as_file()
-        .set_permissions(Permissions::from_mode(0o755))
-        .and_then(|()| program.as_file().sync_all());
+    let file = program.as_file();
+    let finished = file.set_permissions(Permissions::from_mode(0o755)).and_then(|()| file.sync_all());
     finished.map_err(stored(tool, "write to", bin))?;
+    Ok((program, entry(pin, target, hash)))
+}
+
+fn put_in_place(
+    tool: Tool,
+    program: NamedTempFile,
+    target: &Path,
+    replace: bool,
+) -> Result<(), InstallError> {
     if replace {
-        program.persist(&target).map_err(|error| stored(tool, "write", &target)(error.error))?;
+        program.persist(target).map_err(|error| stored(tool, "write", target)(error.error))?;
     } else {
-        program.persist_noclobber(&target).map_err(|error| match error.error.kind() {
+        program.persist_noclobber(target).map_err(|error| match error.error.kind() {
             io::ErrorKind::AlreadyExists => {
-                let sha256 = lookup::sha256(&target).unwrap_or_else(|error| error.to_string());
-                InstallError::Foreign { tool, path: target.clone(), sha256 }
+                let sha256 = lookup::sha256(target).unwrap_or_else(|error| error.to_string());
+                InstallError::Foreign { tool, path: target.to_owned(), sha256 }
             }
-            _ => stored(tool, "write", &target)(error.error),
+            _ => stored(tool, "write", target)(error.error),
         })?;
     }
-    Ok(entry(pin, target, hash))
+    Ok(())
+}
+
+fn note_down(tool: Tool, entry: &Entry, lists: &[Option<PathBuf>]) -> Result<(), InstallError> {
+    lists
+        .iter()
+        .flatten()
+        .try_for_each(|list| registry::write(list, tool, entry).map_err(stored(tool, "write", list)))
 }
 
 fn entry(pin: &Pin, path: PathBuf, sha256: String) -> Entry {

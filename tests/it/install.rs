@@ -309,39 +309,40 @@ fn the_record_can_be_written_before_a_byte_is_asked_for() {
     assert_eq!((&args["action"], &args["sha256"]), (&json!("install"), &json!(place.pin.sha256)));
 }
 
+/// Two obtain at once: the second asks while the first installs, and then lets its download go on.
+fn together(place: &Place, bytes: Vec<u8>) -> [Result<Installed, String>; 2] {
+    let gate = Arc::new(Gate::default());
+    place.serve(Serve::Behind(gate.clone(), bytes));
+    let (installer, started) = (place.installer(), tokio::sync::Notify::new());
+    let first = installer.obtain(Tool::Dufs, "dufs", async |progress| {
+        if progress.audit_args().is_some() {
+            started.notify_one();
+        }
+    });
+    let second = async {
+        started.notified().await;
+        let waits = async |progress: Progress| {
+            assert_eq!(progress, Progress::Waiting);
+            gate.open();
+        };
+        installer.obtain(Tool::Dufs, "dufs", waits).await
+    };
+    let (first, second) = run(async { tokio::join!(first, second) });
+    [first, second].map(|done| done.map_err(|error| error.to_string()))
+}
+
 #[test]
 fn those_who_ask_together_get_one_download() {
     let place = Place::new();
-    let gate = Arc::new(Gate::default());
-    place.serve(Serve::Behind(gate.clone(), place.asset.clone()));
-    let installer = place.installer();
-    let (first, second) = run(async {
-        let second = async {
-            let opens = async |progress: Progress| {
-                assert_eq!(progress, Progress::Waiting);
-                gate.open();
-            };
-            installer.obtain(Tool::Dufs, "dufs", opens).await
-        };
-        tokio::join!(installer.obtain(Tool::Dufs, "dufs", async |_| {}), second)
-    });
-    place.is_ours(&first.unwrap());
-    place.is_ours(&second.unwrap());
+    for found in together(&place, place.asset.clone()) {
+        place.is_ours(&found.unwrap());
+    }
     assert_eq!(place.requests(), 1);
 
     // A failure is shared as well; who asks afterwards causes another try.
     let place = Place::new();
-    let gate = Arc::new(Gate::default());
-    place.serve(Serve::Behind(gate.clone(), vec![0; 10]));
-    let installer = place.installer();
-    let (first, second) = run(async {
-        let opens = async |_: Progress| gate.open();
-        tokio::join!(
-            installer.obtain(Tool::Dufs, "dufs", async |_| {}),
-            installer.obtain(Tool::Dufs, "dufs", opens)
-        )
-    });
-    assert_eq!(first.unwrap_err().to_string(), second.unwrap_err().to_string());
+    let [first, second] = together(&place, vec![0; 10]);
+    assert_eq!(first.unwrap_err(), second.unwrap_err());
     assert_eq!(place.requests(), 1);
     place.still_works();
 }
@@ -607,6 +608,11 @@ fn a_directory_that_cannot_be_written_is_named() {
     has(&error, &["cannot create", ".local/share/a2mcp/bin", "`xfer.dufs`"]);
     assert_eq!(place.requests(), 0);
     fs::remove_file(place.at(".local/share/a2mcp")).unwrap();
+    // A list that cannot be written: the program is not left there as if it were somebody else's.
+    place.put(&place.at("agent"), b"a file", 0o600);
+    has(&obtain(&place.installer(), "dufs").unwrap_err(), &["cannot write", "agent/a2mcp.installs.json"]);
+    place.holds(&[]);
+    fs::remove_file(place.at("agent")).unwrap();
     place.still_works();
 }
 
