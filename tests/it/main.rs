@@ -36,3 +36,4 @@ mod schema;
 mod sessions;
 mod shim;
 mod streams;
+mod upgrade;
