@@ -35,5 +35,6 @@ mod replay;
 mod schema;
 mod sessions;
 mod shim;
+mod stalls;
 mod streams;
 mod upgrade;
