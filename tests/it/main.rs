@@ -37,4 +37,6 @@ mod replay;
 mod schema;
 mod sessions;
 mod shim;
+mod stalls;
 mod streams;
+mod upgrade;
