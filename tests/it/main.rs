@@ -21,6 +21,7 @@ mod cancel;
 mod catalogue;
 mod endpoint;
 mod frames;
+mod handover;
 mod install;
 mod keeper;
 mod kill_loop;
