@@ -41,6 +41,8 @@ pub const EXIT_RESTART: u8 = 75;
 
 /// How long cancelled calls may take to be answered.
 const CANCEL_TIME: Duration = Duration::from_millis(500);
+/// How long the end of the share may take.
+const SHARE_TIME: Duration = Duration::from_secs(3);
 /// How long connections may take to end once nothing is in flight.
 const CLOSE_TIME: Duration = Duration::from_millis(400);
 /// How long an idle keep-alive connection may still send its next request before a restart.
@@ -206,12 +208,19 @@ async fn serve(
         warnings.push(format!("the log stays in {}: {error}", dir.start_stderr().display()));
     }
     let mut sessions = Sessions::unsaved();
+    let host = host_identity(&hello);
+    let mut shared = None;
     match state::read(&dir.state_file(port)) {
-        Ok(Some(state)) if state.is_bound_to(&loaded.token) => sessions.restore(state.sessions, now_ms()),
-        Ok(_) => {}
+        Ok(Some(state)) => {
+            let is_same_host = state.host == host && state.instance == hello.instance;
+            if state.is_bound_to(&loaded.token) {
+                sessions.restore(state.sessions, now_ms());
+            }
+            shared = state.share.map(|terms| (terms, is_same_host));
+        }
+        Ok(None) => {}
         Err(error) => warnings.push(format!("earlier sessions are lost: {}", with_causes(&error))),
     }
-    let host = host_identity(&hello);
     let (keeping, keeper_events) =
         Keeping::begin(found, &bound.listener, &hello, host, dir.stderr(port), &mut warnings).await;
     let tasks = TaskTracker::new();
@@ -229,6 +238,7 @@ async fn serve(
         tasks,
         sessions,
     });
+    core.keep_share(shared);
     // At once, not at the first session: it says that this port's holder lives (contract 13).
     core.write_state();
     core.inherit_calls();
@@ -256,7 +266,7 @@ async fn serve(
         url: url(bound.address),
         port,
         token_prefix: core.token().prefix().into(),
-        features: Vec::new(),
+        features: vec!["xfer".into()],
     };
     tracing::info!(version = VERSION, pid = std::process::id(), url = result.url, "serving");
     let _ = link.answer(&id, &Ok::<_, RpcError>(result)).await;
@@ -342,7 +352,8 @@ impl Core {
         let signalled = signals.next();
         match &end {
             End::Stop => {
-                self.drain(&mut owner, signalled, self.no_calls()).await;
+                let idle = async { tokio::join!(self.no_calls(), self.no_transfers()) };
+                self.drain(&mut owner, signalled, idle).await;
                 let calls = self.ledger.borrow().running();
                 self.cancel_calls(&calls, Cancel::Stopping);
             }
@@ -355,6 +366,7 @@ impl Core {
             self.dismiss_readers();
         } else {
             let _ = timeout(CANCEL_TIME, self.no_calls()).await;
+            let _ = timeout(SHARE_TIME, self.end_share()).await;
             self.end_listeners();
         }
         server.close_connections.cancel();
@@ -390,7 +402,7 @@ impl Core {
         &self,
         owner: &mut JoinHandle<LinkEnd>,
         signalled: impl Future<Output = Signal>,
-        drained: impl Future<Output = ()>,
+        drained: impl Future,
     ) {
         let grace = self.wishes.grace.get();
         tracing::info!(?grace, calls = self.ledger.borrow().running_count(), "draining");
@@ -423,6 +435,7 @@ impl Core {
         while self.ledger.borrow().waits_for_json(is_streamed) {
             self.call_ended.notified().await;
         }
+        self.no_transfers().await;
     }
 }
 
