@@ -60,7 +60,10 @@ impl Place {
             let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
             rustix::fs::openat(at, name, flags, Mode::empty())
         };
-        let mut folder = open(rustix::fs::CWD, root)?;
+        let mut folder = match open(rustix::fs::CWD, root) {
+            Err(Errno::NOTDIR) => return Err(PlaceError::NotAFolder),
+            folder => folder?,
+        };
         for name in folders {
             let next = match open(folder.as_fd(), Path::new(name)) {
                 Err(Errno::NOENT) if make => {
