@@ -284,7 +284,7 @@ impl Core {
         }
         if let Some(tool) = OwnTool::named(&call.name) {
             self.ledger.borrow_mut().set_phase(&exchange.key, Phase::Running);
-            return Ok(self.run_own_tool(tool, &caller.sid, call.arguments()).await);
+            return Ok(self.run_own_tool(tool, exchange, call.arguments()).await);
         }
         if self.catalogue().await.is_none() {
             return Ok(ToolResult::error(NO_MAIN));

@@ -23,11 +23,12 @@ use super::keeping::{self, Keeping};
 use super::peer::Shim;
 use super::{Core, Parts, Phase, VERSION, bind, log, now_ms, operate, url};
 use crate::audit::Audit;
-use crate::config::{AgentDir, store};
+use crate::config::{AgentDir, Env, store};
 use crate::frame::messages::{Goodbye, GoodbyeReason, Hello, HelloResult, Level, PROTOCOL, RpcError, code};
 use crate::frame::{Envelope, Shape};
 use crate::host::link::{self, LinkEnd};
 use crate::host::stdio;
+use crate::install::Installer;
 use crate::mcp::session::Sessions;
 use crate::process::{self, Identity};
 use crate::signals::Watch;
@@ -53,7 +54,7 @@ const POLL: Duration = Duration::from_millis(20);
 const FLUSH_TIME: Duration = Duration::from_millis(500);
 
 /// `a2mcp sidecar`: runs until the host, the operator or a signal ends it.
-pub fn run(dir: AgentDir) -> ExitCode {
+pub fn run(dir: AgentDir, env: &Env) -> ExitCode {
     process::detach_from_terminal();
     process::raise_open_files();
     log::start();
@@ -66,7 +67,7 @@ pub fn run(dir: AgentDir) -> ExitCode {
             }
         };
     let local = tokio::task::LocalSet::new();
-    let code = local.block_on(&runtime, live(dir));
+    let code = local.block_on(&runtime, live(dir, env));
     drop(local);
     runtime.shutdown_background();
     ExitCode::from(code)
@@ -89,7 +90,7 @@ pub async fn check(dir: &AgentDir, state_file: Option<&Path>) -> Result<(), Stri
     Ok(())
 }
 
-async fn live(dir: AgentDir) -> u8 {
+async fn live(dir: AgentDir, env: &Env) -> u8 {
     let halves = match stdio::take() {
         Ok(halves) => halves,
         Err(error) => {
@@ -139,7 +140,8 @@ async fn live(dir: AgentDir) -> u8 {
             return early.refuse(code::CONFIG_REFUSED, text, EXIT_REFUSED).await;
         }
     };
-    serve(dir, early, hello, loaded, bound, found).await
+    let installer = Installer::new(&dir, env);
+    serve(dir, installer, early, hello, loaded, bound, found).await
 }
 
 /// The link before it has an owner: only the hello is answered.
@@ -190,6 +192,7 @@ fn gone_early() -> u8 {
 
 async fn serve(
     dir: AgentDir,
+    installer: Installer,
     early: EarlyLink,
     hello: Hello,
     loaded: store::Loaded,
@@ -234,6 +237,7 @@ async fn serve(
         address: bound.address,
         link: link.clone(),
         audit,
+        installer,
         keeping,
         tasks,
         sessions,

@@ -46,6 +46,7 @@ use crate::config::{AgentDir, Config, Token};
 use crate::frame::envelope::LARGE;
 use crate::frame::messages::{Hello, Level, Notice};
 use crate::host::Link;
+use crate::install::Installer;
 use crate::ledger::Ledger;
 use crate::mcp::call::ToolResult;
 use crate::mcp::catalogue::{Catalogue, Denied};
@@ -79,6 +80,8 @@ pub struct Core {
     pub audit: Audit,
     /// Names the config removes.
     pub denied: Denied,
+    /// Finds and fetches the programs of children.
+    pub installer: Installer,
     /// The companion that holds the listening socket.
     pub keeping: Keeping,
     /// Tasks that must end before the process does.
@@ -165,6 +168,7 @@ pub struct Parts {
     pub(crate) address: SocketAddr,
     pub(crate) link: Link,
     pub(crate) audit: Audit,
+    pub(crate) installer: Installer,
     pub(crate) keeping: Keeping,
     pub(crate) tasks: TaskTracker,
     pub(crate) sessions: Sessions,
@@ -183,6 +187,7 @@ impl Core {
             address: parts.address,
             link: parts.link,
             audit: parts.audit,
+            installer: parts.installer,
             keeping: parts.keeping,
             tasks: parts.tasks,
             wishes: Wishes::default(),

@@ -19,8 +19,6 @@ use super::path::PART_PATTERN;
 pub const USER: &str = "a2mcp";
 /// What it says when somebody else has its port.
 pub const PORT_TAKEN: &str = "Failed to bind";
-/// Variables that would change what it does.
-pub const SCRUBBED: &str = "DUFS_";
 /// How our files in the private directory end.
 const SOCKET: &str = "dufs";
 const CONFIG: &str = "yaml";

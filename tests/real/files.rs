@@ -165,8 +165,12 @@ fn a_file_server_that_cannot_start_says_why_and_replaces_nothing() {
     let mut setup = Setup::default().config(&config(&program)).start();
     let share = json!({ "path": shared.root() }).to_string();
     let mut client = setup.client();
-    assert!(error(&client.call("xfer_share", &share)).contains("No such file"), "missing");
-    std::fs::write(&program, "#!/bin/sh\necho 'it is broken' >&2\nexit 3\n").unwrap();
+    assert!(error(&client.call("xfer_share", &share)).contains("no such file"), "missing");
+    std::fs::write(
+        &program,
+        "#!/bin/sh\n[ \"$1\" = --version ] && exec echo 'dufs 0.46.0'\necho 'it is broken' >&2\nexit 3\n",
+    )
+    .unwrap();
     std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
     let refused = error(&client.call("xfer_share", &share));
     assert!(refused.contains("it is broken") && refused.contains("exit code 3"), "{refused}");

@@ -28,6 +28,7 @@ use crate::app::{Core, now_ms};
 use crate::audit::Record;
 use crate::config::Token;
 use crate::frame::messages::Level;
+use crate::install::Tool;
 use crate::keeper::wire::{ChildSignal, ChildStatus, Exit, Note, Spawn};
 use crate::process::{self, Identity};
 use crate::rundir;
@@ -309,7 +310,7 @@ impl Owner {
                 program: share.program.to_string_lossy().into_owned(),
                 args: vec!["-c".into(), config.to_string_lossy().into_owned()],
                 dir: None,
-                remove_env: vec![dufs::SCRUBBED.into()],
+                remove_env: Tool::Dufs.scrubbed_env().iter().map(|&prefix| prefix.into()).collect(),
                 env: Vec::new(),
                 note: Note(serde_json::to_string(&told).unwrap_or_default()),
             };
@@ -440,7 +441,7 @@ impl Owner {
         let mut share = share;
         if share.program.as_os_str().is_empty() {
             // From the state file, which does not name the program.
-            match self.core.file_server().await {
+            match self.core.file_server(None).await {
                 Err(reason) => return self.died(&reason),
                 Ok((program, installed)) => {
                     let again = Share {

@@ -9,11 +9,14 @@ use tokio::sync::oneshot;
 
 use super::owner::Command;
 use super::{Phase, Share};
+use crate::app::exchange::Exchange;
 use crate::app::{Core, now_ms};
+use crate::audit::Record;
 use crate::config::follow_links;
 use crate::frame::raw::quote;
+use crate::install::{Progress, Tool};
 use crate::mcp::call::ToolResult;
-use crate::text::{clean, rfc3339};
+use crate::text::{clean, rfc3339, with_causes};
 use crate::xfer::{Installed, ROUTE, Terms};
 
 /// How long a share lasts unless the caller says otherwise.
@@ -65,11 +68,12 @@ impl Core {
     pub(in crate::app) async fn run_own_tool(
         self: &Rc<Self>,
         tool: OwnTool,
-        sid: &str,
+        exchange: &Exchange,
         arguments: &[u8],
     ) -> ToolResult {
+        let sid = &exchange.seat().sid;
         let done = match tool {
-            OwnTool::Share => self.xfer_share(sid, arguments).await,
+            OwnTool::Share => self.xfer_share(exchange, sid, arguments).await,
             OwnTool::Status => Ok(self.xfer_status()),
             OwnTool::Stop => self.xfer_stop(sid).await,
         };
@@ -83,7 +87,12 @@ impl Core {
         }
     }
 
-    async fn xfer_share(self: &Rc<Self>, sid: &str, arguments: &[u8]) -> Result<Value, String> {
+    async fn xfer_share(
+        self: &Rc<Self>,
+        exchange: &Exchange,
+        sid: &str,
+        arguments: &[u8],
+    ) -> Result<Value, String> {
         let arguments: Map<String, Value> = serde_json::from_slice(arguments).unwrap_or_default();
         let path = arguments.get("path").and_then(Value::as_str).filter(|path| !path.is_empty());
         let path = path.ok_or("xfer_share needs a 'path' — the file or directory to serve")?;
@@ -91,7 +100,7 @@ impl Core {
         let wanted = self.expand(path);
         let forbidden = self.own_files();
         let (path, is_file) = aside(move || examine(&wanted, &forbidden)).await?;
-        let (program, installed) = self.file_server().await?;
+        let (program, installed) = self.file_server(Some(exchange)).await?;
         let (answer, answered) = oneshot::channel();
         // Its time begins when it serves: starting it, or getting the program, may take a while.
         let terms = Terms {
@@ -111,26 +120,40 @@ impl Core {
         Ok(self.describe(&share, replaced))
     }
 
-    /// The file server's program, and what is known of it when this bridge installed it.
-    pub(super) async fn file_server(&self) -> Result<(PathBuf, Option<Installed>), String> {
-        let named = &self.config.xfer_dufs;
-        if named.contains(['/', '\\']) {
-            let path = Path::new("/").join(&self.hello.host.cwd).join(named);
-            return match path.metadata() {
-                Ok(_) => Ok((path, None)),
-                Err(error) => Err(format!(
-                    "the file server {}, named by the config's xfer.dufs: {error}",
-                    path.display()
-                )),
-            };
+    /// The file server's program, and what is known of it when this bridge installed it; gets it when
+    /// it is nowhere, which `exchange` is told of.
+    pub(super) async fn file_server(
+        &self,
+        exchange: Option<&Exchange>,
+    ) -> Result<(PathBuf, Option<Installed>), String> {
+        let mut on_record = None;
+        let announce = async |progress: Progress| {
+            if let Some(args) = progress.audit_args() {
+                let args = args.to_string();
+                self.audit.write(Record::action("xfer", None, &args, false)).await;
+                on_record = Some(args);
+            }
+            if let Some(exchange) = exchange {
+                tell(exchange, &progress);
+            }
+        };
+        let found = self.installer.obtain(Tool::Dufs, &self.config.xfer_dufs, announce).await;
+        match found {
+            Ok(found) => {
+                let installed = found.downloaded.then(|| Installed {
+                    version: found.version.unwrap_or_default(),
+                    path: found.path.clone(),
+                    sha256: found.sha256,
+                });
+                Ok((found.path, installed))
+            }
+            Err(error) => {
+                if let Some(args) = on_record {
+                    self.audit.write(Record::action("xfer", None, &args, true)).await;
+                }
+                Err(with_causes(&error))
+            }
         }
-        let path = crate::config::Env::capture().path.unwrap_or_default();
-        let found = std::env::split_paths(&path).map(|dir| dir.join(named)).find(|file| file.is_file());
-        found.map(|file| (file, None)).ok_or_else(|| {
-            format!(
-                "the file server `{named}` is not on PATH; install it, or name it in the config as xfer.dufs"
-            )
-        })
     }
 
     fn describe(&self, share: &Share, replaced: bool) -> Value {
@@ -224,6 +247,24 @@ impl Core {
                 canonical(&self.dir.stderr(self.address.port())),
             ],
         }
+    }
+}
+
+/// What a caller hears of a program that is being installed.
+fn tell(exchange: &Exchange, progress: &Progress) {
+    match progress {
+        Progress::Received { bytes, total } => {
+            let members = format!(r#","total":{total},"message":"downloading the file server""#);
+            exchange.tell_progress(*bytes as f64, &bytes.to_string(), &members);
+        }
+        Progress::Installing { version, .. } => {
+            let data = quote(&format!("installing the file server, dufs {version}"));
+            let text = format!(
+                r#"{{"jsonrpc":"2.0","method":"notifications/message","params":{{"level":"info","logger":"a2mcp","data":{data}}}}}"#
+            );
+            exchange.tell(vec![text.into()]);
+        }
+        Progress::Waiting | Progress::Unpacking => {}
     }
 }
 
