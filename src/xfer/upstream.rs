@@ -25,7 +25,7 @@ use tokio::time::{Instant, Sleep};
 /// Most connections that wait for their next exchange.
 const MAX_IDLE: usize = 64;
 /// So much of a reply is read at once, in bytes.
-const READ_AT_ONCE: usize = 256 << 10;
+const READ_AT_ONCE: usize = 64 << 10;
 
 /// Why the file server did not answer.
 #[derive(Debug, thiserror::Error)]
