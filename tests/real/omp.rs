@@ -345,6 +345,16 @@ impl Omp {
         self.output.wait(SOON, wanted).unwrap_or_else(|| self.fail(what))
     }
 
+    /// Where the next line of omp's stdout will stand.
+    pub(crate) fn position(&self) -> usize {
+        self.output.count()
+    }
+
+    /// The first such line at or after a [`Omp::position`].
+    pub(crate) fn line_from(&self, from: usize, what: &str, wanted: impl Fn(&Value) -> bool) -> Value {
+        self.output.wait_from(from, SOON, wanted).unwrap_or_else(|| self.fail(what)).1
+    }
+
     /// The `n`th such line, counted from 1.
     pub(crate) fn nth_line(&self, what: &str, n: usize, wanted: impl Fn(&Value) -> bool) -> Value {
         let mut from = 0;

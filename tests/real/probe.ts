@@ -175,6 +175,7 @@ async function subAgents(shim: string, count: number): Promise<{ told: number }>
 			on: (event: string, handler: Handler) => handlers.set(event, [...(handlers.get(event) ?? []), handler]),
 			events: { on: () => () => {} },
 			registerCommand: () => {},
+			registerProvider: () => {},
 			logger: { debug: () => {}, error: () => {} },
 		};
 		await factory(api);

@@ -5,7 +5,8 @@ import { join } from "node:path";
 
 import type { AgentSession, ExtensionContext } from "@oh-my-pi/pi-coding-agent";
 
-import { Bridge } from "../bridge.ts";
+import { Bridge, type Switch } from "../bridge.ts";
+import type { HostLlmNews, HostLlmState, HostLlmStatus } from "../host-llm.ts";
 
 interface Heard {
 	pid: number;
@@ -36,6 +37,33 @@ function contextOf(name: string, notices: Notice[]): ExtensionContext {
 	return { ui: { notify }, hasUI: true, abort() {} };
 }
 
+/** A switch that does what the test says. */
+class TestSwitch implements Switch {
+	state: HostLlmState = "allow";
+	refusal: string | undefined;
+	sessions = 0;
+	news: HostLlmNews | undefined;
+
+	get status(): HostLlmStatus {
+		return { enabled: this.state !== "armed", denied: 0, degraded: this.state === "degraded" };
+	}
+
+	switch(enabled: boolean): HostLlmStatus {
+		if (!enabled && this.refusal) throw new Error(this.refusal);
+		this.state = enabled ? "allow" : "armed";
+		this.news?.changed();
+		return this.status;
+	}
+
+	sessionStarted(): void {
+		this.sessions += 1;
+	}
+
+	tell(news: HostLlmNews): void {
+		this.news = news;
+	}
+}
+
 /** A process with a bridge in it, whose sidecar is `peer.ts`. */
 function setUp(options: { mode?: string; binary?: string | null; main?: boolean } = {}) {
 	const directory = mkdtempSync(join(tmpdir(), "a2mcp-shim-"));
@@ -61,6 +89,7 @@ function setUp(options: { mode?: string; binary?: string | null; main?: boolean 
 		main = live;
 		changed();
 	};
+	const hostLlm = new TestSwitch();
 	const bridge = new Bridge({
 		agentDir: directory,
 		version: "18.2.3",
@@ -70,6 +99,7 @@ function setUp(options: { mode?: string; binary?: string | null; main?: boolean 
 			changed = callback;
 			return () => {};
 		},
+		hostLlm,
 		schemaOf: ({ parameters }) => parameters,
 		log() {},
 	});
@@ -113,7 +143,7 @@ test("the sidecar starts before any session and is announced once, at session_st
 	const [hello] = heard("bridge/hello");
 	expect(hello?.params).toMatchObject({
 		protocol: 1,
-		features: ["approvals"],
+		features: ["approvals", "hostLlm"],
 		capabilities: { tools: { listChanged: true } },
 		host: { name: "omp", version: "18.2.3", pid: process.pid, cwd: process.cwd() },
 		inFlight: [],

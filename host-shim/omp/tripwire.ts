@@ -1,0 +1,81 @@
+/**
+ * A wrapper around this process's `globalThis.fetch` that refuses requests to given hosts and lets
+ * everything else through untouched. omp reads the global at each model request, so this also stops
+ * those that ask no session: sub-agents with a registry of their own, web search, commit messages.
+ *
+ * It sees nothing of other processes, of what kept an earlier reference to fetch, or of what is no
+ * fetch.
+ */
+
+import { DENIED } from "./deny-api.ts";
+import type { HostKeys } from "./deny-plan.ts";
+
+type Fetch = typeof globalThis.fetch;
+
+interface Wrapper {
+	readonly fetch: Fetch;
+	readonly inner: Fetch;
+	/** Cleared when it must not refuse any more, although somebody may still hold or wrap it. */
+	isActive: boolean;
+}
+
+export class Tripwire {
+	readonly #denied: () => void;
+	#hosts: HostKeys | undefined;
+	#wrapper: Wrapper | undefined;
+
+	constructor(denied: () => void) {
+		this.#denied = denied;
+	}
+
+	get isInstalled(): boolean {
+		return this.#wrapper !== undefined;
+	}
+
+	/** Installs it, or gives it other hosts; on top again, should something else have taken its place. */
+	install(hosts: HostKeys): void {
+		const before = this.#wrapper;
+		if (before === undefined || globalThis.fetch !== before.fetch) {
+			const wrapper = this.#wrap(globalThis.fetch);
+			globalThis.fetch = wrapper.fetch;
+			if (before) before.isActive = false;
+			this.#wrapper = wrapper;
+		}
+		this.#hosts = hosts;
+	}
+
+	/** Puts the original back. What somebody else put around ours stays; ours then only passes on. */
+	remove(): void {
+		const wrapper = this.#wrapper;
+		if (!wrapper) return;
+		wrapper.isActive = false;
+		this.#wrapper = undefined;
+		this.#hosts = undefined;
+		if (globalThis.fetch === wrapper.fetch) globalThis.fetch = wrapper.inner;
+	}
+
+	#wrap(inner: Fetch): Wrapper {
+		const fetch = (input: unknown, init?: unknown) => {
+			if (wrapper.isActive && this.#refuses(input)) {
+				this.#denied();
+				return Promise.reject(new Error(DENIED));
+			}
+			return (inner as (...args: unknown[]) => Promise<Response>).call(globalThis, input, init);
+		};
+		// `preconnect` and whatever else hangs on it.
+		for (const [name, property] of Object.entries(Object.getOwnPropertyDescriptors(inner))) {
+			if (name !== "length" && name !== "name" && name !== "prototype") Object.defineProperty(fetch, name, property);
+		}
+		const wrapper: Wrapper = { fetch: fetch as Fetch, inner, isActive: true };
+		return wrapper;
+	}
+
+	#refuses(input: unknown): boolean {
+		try {
+			const url = input instanceof Request ? input.url : String(input);
+			return this.#hosts?.has(new URL(url).host) === true;
+		} catch {
+			return false;
+		}
+	}
+}
