@@ -40,8 +40,10 @@ export async function foreground(
 /** A tool of an extension may give anything. */
 function backgroundJob(result: AgentToolResult | undefined): string | undefined {
 	const details = result?.details as { async?: Record<string, unknown> | null } | null | undefined;
-	const { state, jobId } = details?.async ?? {};
-	return state === "running" && typeof jobId === "string" ? jobId : undefined;
+	const { state, type, jobId } = details?.async ?? {};
+	// A sub-agent is a job by nature: `task` answers when it was started.
+	const isCommand = type === "bash" || type === "eval";
+	return isCommand && state === "running" && typeof jobId === "string" ? jobId : undefined;
 }
 
 function ended(job: AsyncJob): AgentToolResult {

@@ -345,6 +345,11 @@ impl Omp {
         self.output.wait(SOON, wanted).unwrap_or_else(|| self.fail(what))
     }
 
+    /// All lines of its stdout so far.
+    pub(crate) fn lines(&self) -> Vec<Value> {
+        self.output.seen.lock().unwrap().clone()
+    }
+
     /// Where the next line of omp's stdout will stand.
     pub(crate) fn position(&self) -> usize {
         self.output.count()
