@@ -1,8 +1,9 @@
 /**
- * A wrapper around this process's `globalThis.fetch` that refuses requests to given hosts and lets
- * everything else through untouched. omp reads the global at each model request, so this also stops
+ * A wrapper around this process's `globalThis.fetch` that answers requests to given hosts by itself, with
+ * a refusal, and lets everything else through untouched. omp reads the global at each model request, so this also stops
  * those that ask no session: sub-agents with a registry of their own, web search, commit messages.
  *
+ * The refusal is a response: omp takes whatever a fetch throws for a passing fault and tries six times.
  * It sees nothing of other processes, of what kept an earlier reference to fetch, or of what is no
  * fetch.
  */
@@ -11,6 +12,14 @@ import { DENIED } from "./deny-api.ts";
 import type { HostKeys } from "./deny-plan.ts";
 
 type Fetch = typeof globalThis.fetch;
+
+/** No status that omp, or a provider's client in it, tries again, rotates keys for, or works around. */
+const STATUS = 451;
+
+function refusal(): Response {
+	const error = { type: "a2mcp_denied", message: DENIED };
+	return Response.json({ type: "error", error }, { status: STATUS, headers: { "x-should-retry": "false" } });
+}
 
 interface Wrapper {
 	readonly fetch: Fetch;
@@ -58,7 +67,7 @@ export class Tripwire {
 		const fetch = (input: unknown, init?: unknown) => {
 			if (wrapper.isActive && this.#refuses(input)) {
 				this.#denied();
-				return Promise.reject(new Error(DENIED));
+				return Promise.resolve(refusal());
 			}
 			return (inner as (...args: unknown[]) => Promise<Response>).call(globalThis, input, init);
 		};

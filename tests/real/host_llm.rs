@@ -57,7 +57,12 @@ fn assert_answered(message: &Value) {
 
 fn assert_denied(message: &Value) {
     assert_eq!(message["stopReason"], "error", "{message}");
-    assert_eq!(message["errorMessage"], DENIED, "{message}");
+    assert!(says_denied(message), "{message}");
+}
+
+/// The deny's own row says the sentence and nothing else, a provider's client says it in its own way.
+fn says_denied(message: &Value) -> bool {
+    message["errorMessage"].as_str().is_some_and(|text| text.contains(DENIED))
 }
 
 fn host(omp: &Omp) -> Value {
@@ -108,7 +113,9 @@ fn a_prompt_reaches_the_model_but_not_while_it_is_denied() {
         assert!(asked >= 1);
 
         assert_eq!(switch(&omp, false), json!({"enabled": false, "denied": denied, "degraded": false}));
-        assert_denied(&turn(&omp, "the session's own row"));
+        let message = turn(&omp, "the session's own row");
+        assert_denied(&message);
+        assert_eq!(message["errorMessage"], DENIED);
         denied += 1;
         assert_eq!(switch(&omp, false)["denied"], denied, "one attempt, one refusal");
         // A row chosen meanwhile is a real one: it ends on the tripwire.
@@ -157,7 +164,7 @@ fn providers_that_bypass_fetch_are_stopped_too() {
     let (https, h2) = (Model::start(), Model::start());
     let anthropic =
         https.provider_at("anthropic", "anthropic-messages", &format!("https://{}", https.address()));
-    let cursor = h2.provider_at("cursor", "cursor-agent", &format!("http://{}", h2.address()));
+    let cursor = format!("  cursor:\n    baseUrl: http://{}\n    apiKey: not-a-real-key\n", h2.address());
     let omp = Omp::setup(home(&[anthropic, cursor]).config(&json!({"host_llm": "deny"}))).bridged();
     for provider in ["anthropic", "cursor"] {
         let answer = ask(&omp, provider, "session");
@@ -173,7 +180,7 @@ fn providers_that_bypass_fetch_are_stopped_too() {
     switch(&omp, true);
     for (provider, sink) in [("anthropic", &https), ("cursor", &h2)] {
         let answer = ask(&omp, provider, "session");
-        assert_ne!(answer["errorMessage"], DENIED, "{answer}");
+        assert!(!says_denied(&answer), "{answer}");
         assert!(sink.connections() > 0, "{provider} was not asked: {answer}");
     }
 }
@@ -191,7 +198,7 @@ fn whoever_asks_without_the_session_ends_on_the_tripwire() {
     for provider in ["loop-openai", "loop-anthropic"] {
         let answer = ask(&omp, provider, "own");
         assert_ne!(answer["api"], "a2mcp-deny", "{answer}");
-        assert_eq!(answer["errorMessage"], DENIED, "{answer}");
+        assert!(says_denied(&answer), "{answer}");
     }
     let mut client = omp.client();
     let tasks = json!([{"agent": "task", "task": "Report.", "name": "Denied"}]);
@@ -244,10 +251,10 @@ fn a_provider_with_a_transport_of_its_own_is_a_reason() {
     let sink = Model::start();
     let omp = Omp::setup(home(&[sink.provider("loop", "openai-completions")])).bridged();
     let native = json!({
-        "baseUrl": "http://native.invalid/v1", "apiKey": "k", "api": "openai-completions", "transport": "pi-native",
+        "baseUrl": "http://native.invalid/v1", "apiKey": "k", "api": "openai-completions",
         "models": [row("n")],
     });
-    let register = || omp.probe(&json!({"op": "provider", "name": "native", "config": native}));
+    let register = || omp.probe(&json!({"op": "provider", "name": "native", "config": native, "transport": "pi-native"}));
     let unregister = || omp.probe(&json!({"op": "no-provider", "name": "native"}));
     register();
     let before = host(&omp);
@@ -289,7 +296,8 @@ fn a_provider_with_a_transport_of_its_own_is_a_reason() {
 #[test]
 fn a_refusal_at_the_start_is_told_and_leaves_the_host_alone() {
     let sink = Model::start();
-    let home = home(&[sink.provider("loop", "openai-completions") + "    transport: pi-native\n"])
+    let native = "  groq:\n    baseUrl: http://native.invalid/v1\n    apiKey: k\n    transport: pi-native\n";
+    let home = home(&[sink.provider("loop", "openai-completions"), native.to_owned()])
         .config(&json!({"host_llm": "deny"}));
     let omp = Omp::setup(home).bridged();
     omp.notice("host_llm \"deny\" of the config was refused");

@@ -166,6 +166,8 @@ async function obey(pi: ExtensionAPI, context: ExtensionContext, order: Order): 
 		case "provider":
 			// As an extension does it: rows of its own, under its own path.
 			pi.registerProvider(String(order.name), order.config as never);
+			// Beside models omp takes no transport.
+			if (order.transport) pi.registerProvider(String(order.name), { transport: order.transport } as never);
 			return null;
 		case "no-provider":
 			pi.unregisterProvider(String(order.name));
@@ -217,7 +219,8 @@ function hostState(session: any): unknown {
 /** One completion past the session: with its registry, or with one built here, as other callers in omp do. */
 async function ask(session: any, provider: string, own: boolean): Promise<unknown> {
 	const registry = own ? new ModelRegistry(session.modelRegistry.authStorage) : session.modelRegistry;
-	const row = registry.getAll().find((row: any) => row.provider === provider);
+	// Never another row of it: those lead off this machine.
+	const row = registry.getAll().find((row: any) => row.provider === provider && row.baseUrl.includes("//127.0.0.1:"));
 	if (!row) throw new Error(`no model of ${provider}`);
 	const context = { systemPrompt: ["be brief"], messages: [{ role: "user", content: "hello", timestamp: Date.now() }] };
 	try {
