@@ -71,9 +71,16 @@ export class Tripwire {
 			}
 			return (inner as (...args: unknown[]) => Promise<Response>).call(globalThis, input, init);
 		};
-		// `preconnect` and whatever else hangs on it.
+		// Whatever hangs on it; `preconnect`, which opens a connection before there is a request, as above.
 		for (const [name, property] of Object.entries(Object.getOwnPropertyDescriptors(inner))) {
-			if (name !== "length" && name !== "name" && name !== "prototype") Object.defineProperty(fetch, name, property);
+			if (!["length", "name", "prototype", "preconnect"].includes(name)) Object.defineProperty(fetch, name, property);
+		}
+		const { preconnect } = inner as { preconnect?: (url: unknown, ...rest: unknown[]) => void };
+		if (typeof preconnect === "function") {
+			const guarded = (url: unknown, ...rest: unknown[]) => {
+				if (!wrapper.isActive || !this.#refuses(url)) preconnect.call(inner, url, ...rest);
+			};
+			Object.defineProperty(fetch, "preconnect", { value: guarded, configurable: true, writable: true });
 		}
 		const wrapper: Wrapper = { fetch: fetch as Fetch, inner, isActive: true };
 		return wrapper;

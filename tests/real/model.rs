@@ -89,6 +89,8 @@ impl Model {
 fn answer(connection: TcpStream, seen: &Seen) -> Option<()> {
     let mut reader = BufReader::new(connection);
     let mut length = 0;
+    // Whoever speaks TLS is only counted.
+    reader.fill_buf().ok()?.first().filter(|byte| byte.is_ascii_uppercase())?;
     let mut first = String::new();
     reader.read_line(&mut first).ok().filter(|&read| read > 0)?;
     let request: Vec<&str> = first.split_whitespace().take(2).collect();
