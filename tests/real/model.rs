@@ -1,6 +1,6 @@
 //! A model on loopback, for what omp does only when a model answers, and to see that nothing is asked.
 //! It speaks as much of Anthropic's Messages API and of OpenAI's chat completions as one turn needs, and
-//! gives the same answer to everything: the sub-agent's result. What reaches it is kept: turns apart
+//! gives the same answer to everything, the sub-agent's result; it also lists its one model. What reaches it is kept: turns apart
 //! from anything else, connections apart from requests.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
@@ -95,6 +95,11 @@ fn answer(connection: TcpStream, seen: &Seen) -> Option<()> {
     reader.read_line(&mut first).ok().filter(|&read| read > 0)?;
     let request: Vec<&str> = first.split_whitespace().take(2).collect();
     seen.requests.lock().unwrap().push(request.join(" "));
+    if first.starts_with("GET") && first.contains("/models ") {
+        let list = json!({"object": "list", "data": [{"id": "listed", "object": "model"}]}).to_string();
+        let head = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length:";
+        return reader.get_mut().write_all(format!("{head} {}\r\n\r\n{list}", list.len()).as_bytes()).ok();
+    }
     if !first.starts_with("POST") {
         let empty = "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
         return reader.get_mut().write_all(empty.as_bytes()).ok();

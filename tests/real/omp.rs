@@ -218,11 +218,17 @@ pub(crate) fn shared() -> &'static Omp {
 pub(crate) struct Start {
     home: Arc<Home>,
     arguments: Vec<String>,
+    environment: Vec<(String, String)>,
 }
 
 impl Start {
     pub(crate) fn arguments(mut self, arguments: &[&str]) -> Self {
         self.arguments.extend(arguments.iter().map(|&argument| argument.to_owned()));
+        self
+    }
+
+    pub(crate) fn env(mut self, name: &str, value: &str) -> Self {
+        self.environment.push((name.to_owned(), value.to_owned()));
         self
     }
 
@@ -234,7 +240,7 @@ impl Start {
         let socket = home.path().join(format!("probe-{number}"));
         let log = std::fs::OpenOptions::new().create(true).append(true).open(home.path().join("omp.stderr"));
         let mut command = home.command(parts::installed("omp/node_modules/.bin/omp"));
-        command.args(["--mode", "rpc"]).args(&self.arguments);
+        command.args(["--mode", "rpc"]).args(&self.arguments).envs(self.environment);
         command.arg("-e").arg(parts::root().join("tests/real/probe.ts")).env("A2MCP_PROBE", &socket);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(log.unwrap()).process_group(0);
         let mut child = command.spawn().expect("omp can be started");
@@ -283,7 +289,7 @@ impl Omp {
     }
 
     pub(crate) fn setup(home: impl Into<Arc<Home>>) -> Start {
-        Start { home: home.into(), arguments: Vec::new() }
+        Start { home: home.into(), arguments: Vec::new(), environment: Vec::new() }
     }
 
     /// Waits for the notice that names the URL.

@@ -162,7 +162,7 @@ async function obey(pi: ExtensionAPI, context: ExtensionContext, order: Order): 
 		case "host":
 			return hostState(session);
 		case "ask":
-			return ask(session, String(order.provider), order.registry === "own");
+			return ask(session, String(order.provider), order.registry === "own", Number(order.millis ?? 15_000));
 		case "provider":
 			// As an extension does it: rows of its own, under its own path.
 			pi.registerProvider(String(order.name), order.config as never);
@@ -217,16 +217,16 @@ function hostState(session: any): unknown {
 }
 
 /** One completion past the session: with its registry, or with one built here, as other callers in omp do. */
-async function ask(session: any, provider: string, own: boolean): Promise<unknown> {
+async function ask(session: any, provider: string, own: boolean, millis: number): Promise<unknown> {
 	const registry = own ? new ModelRegistry(session.modelRegistry.authStorage) : session.modelRegistry;
 	// Never another row of it: those lead off this machine.
-	const row = registry.getAll().find((row: any) => row.provider === provider && row.baseUrl.includes("//127.0.0.1:"));
+	const row = registry.getAll().find((row: any) => row.provider === provider && /\/\/(127\.0\.0\.1|localhost):/.test(row.baseUrl));
 	if (!row) throw new Error(`no model of ${provider}`);
 	const context = { systemPrompt: ["be brief"], messages: [{ role: "user", content: "hello", timestamp: Date.now() }] };
 	try {
 		const message: any = await completeSimple(row, context as never, {
 			apiKey: "not-a-real-key",
-			signal: AbortSignal.timeout(15_000),
+			signal: AbortSignal.timeout(millis),
 		});
 		return { api: row.api, stopReason: message.stopReason, errorMessage: message.errorMessage };
 	} catch (error) {
