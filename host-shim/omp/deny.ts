@@ -38,13 +38,15 @@ interface Fitted {
 
 export class Deny {
 	readonly #denied: () => void;
+	readonly #log: (line: string) => void;
 	readonly #tripwire: Tripwire;
 	#isWired = false;
 	#fitted: Fitted | undefined;
 
 	/** `denied` is told of each refused request. */
-	constructor(denied: () => void) {
+	constructor(denied: () => void, log: (line: string) => void) {
 		this.#denied = denied;
+		this.#log = log;
 		this.#tripwire = new Tripwire(denied);
 	}
 
@@ -79,20 +81,19 @@ export class Deny {
 	}
 
 	/**
-	 * Takes everything off. `sessions` are those that may hold a denied row which they took from a registry meanwhile.
-	 * Returns what there is to log: which providers did not come back, what could not be undone.
+	 * Takes everything off. `sessions` are those that may hold a denied row which they took from a
+	 * registry meanwhile. What could not be undone, and which providers did not come back, is logged.
 	 */
-	restore(sessions: Iterable<AgentSession>): string[] {
-		const log = this.#release();
+	restore(sessions: Iterable<AgentSession>): void {
+		this.#release();
 		this.#unwire();
 		for (const session of sessions) {
 			try {
 				giveBackRow(session);
 			} catch (error) {
-				log.push(`takeover restore: a session keeps a denied model: ${error}`);
+				this.#log(`takeover restore: a session keeps a denied model: ${error}`);
 			}
 		}
-		return log;
 	}
 
 	#wire(plan: Plan): void {
@@ -124,24 +125,34 @@ export class Deny {
 	}
 
 	/** Takes the deny off the session it is on. */
-	#release(): string[] {
+	#release(): void {
 		const fitted = this.#fitted;
 		this.#fitted = undefined;
-		if (!fitted) return [];
-		const log: string[] = [];
+		if (!fitted) return;
 		for (const undo of fitted.undo.reverse()) {
 			try {
 				undo();
 			} catch (error) {
-				log.push(`takeover restore: a step failed: ${error}`);
+				this.#log(`takeover restore: a step failed: ${error}`);
 			}
 		}
-		const lost = [...fitted.before].filter(([provider, before]) => served(fitted.registry, provider) !== before);
-		if (lost.length > 0) {
-			const names = lost.map(([provider]) => provider).join(", ");
-			log.push(`takeover restore left ${lost.length} provider(s) not serving their pre-arm rows (${names})`);
-		}
-		return log;
+		this.#check(fitted).catch(error => this.#log(`takeover restore: the providers could not be checked: ${error}`));
+	}
+
+	/**
+	 * Names the claimed providers that do not serve what they did. The host forgets with a claim what it
+	 * had found by asking the provider, and remembers that from its cache; an extension's own rows under
+	 * such a name do not come back.
+	 */
+	async #check({ registry, before }: Fitted): Promise<void> {
+		const lost = () => [...before].filter(([provider, rows]) => served(registry, provider) !== rows);
+		for (const [provider] of lost()) await registry.refreshProvider?.(provider, "offline");
+		const names = lost().map(([provider]) => provider);
+		// A deny that was put on again meanwhile has its own account.
+		if (names.length === 0 || this.#fitted) return;
+		this.#log(
+			`takeover restore left ${names.length} provider(s) not serving their pre-arm rows (${names.join(", ")})`,
+		);
 	}
 }
 

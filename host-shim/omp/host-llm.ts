@@ -47,10 +47,13 @@ export class HostLlm {
 	constructor(liveMain: () => AgentSession | undefined, sessions: () => Iterable<AgentSession>) {
 		this.#liveMain = liveMain;
 		this.#sessions = sessions;
-		this.#deny = new Deny(() => {
-			this.#denied += 1;
-			this.#news.changed();
-		});
+		this.#deny = new Deny(
+			() => {
+				this.#denied += 1;
+				this.#news.changed();
+			},
+			line => this.#news.log(line),
+		);
 	}
 
 	/** Who hears of it; set once. */
@@ -120,7 +123,7 @@ export class HostLlm {
 
 	#restore(): void {
 		if (this.#isDenying()) {
-			for (const line of this.#deny.restore(this.#sessions())) this.#news.log(line);
+			this.#deny.restore(this.#sessions());
 			this.#news.log("takeover restored");
 		}
 		this.#become("allow");

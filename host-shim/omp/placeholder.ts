@@ -14,7 +14,8 @@
 import * as fs from "node:fs";
 import * as path from "node:path";
 
-import type { AgentSession, ExtensionAPI, ModelRegistry, ProviderConfig } from "@oh-my-pi/pi-coding-agent";
+import type { Model } from "@oh-my-pi/pi-ai";
+import type { AgentSession, ExtensionAPI, ProviderConfig } from "@oh-my-pi/pi-coding-agent";
 
 export const PROVIDER = "a2mcp";
 export const MODEL = "offline";
@@ -41,9 +42,10 @@ export class Placeholder {
 	readonly #agentDir: string;
 	readonly #tell: (text: string) => void;
 	readonly #fault: (error: unknown) => void;
+	#wasOffered = false;
+	/** The main session has nothing else. */
+	#isInUse = false;
 	#isTold = false;
-	/** The registry whose own search for models is awaited. */
-	#awaited: ModelRegistry | undefined;
 
 	constructor(agentDir: string, tell: (text: string) => void, fault: (error: unknown) => void) {
 		this.#agentDir = agentDir;
@@ -54,6 +56,8 @@ export class Placeholder {
 	/** While omp loads this extension, for the main session or a sub-agent's. */
 	offer(pi: ExtensionAPI): void {
 		try {
+			if (this.#wasOffered && !this.#isInUse) return;
+			this.#wasOffered = true;
 			// Somebody's own provider of that name would get our base URL.
 			if (!this.#isNameTaken()) pi.registerProvider(PROVIDER, CONFIG);
 		} catch (error) {
@@ -72,44 +76,39 @@ export class Placeholder {
 
 	#fill(session: AgentSession): void {
 		const registry = session.modelRegistry;
-		const chosen = session.agent.state.model;
-		if (chosen && !isPlaceholder(chosen)) {
-			if (registry.find(PROVIDER, MODEL)) registry.unregisterProvider(PROVIDER);
-			return;
-		}
-		// Under our own source: what others register and clear does not touch it.
-		registry.registerProvider(PROVIDER, CONFIG, SOURCE);
-		if (!chosen) {
+		this.#isInUse = isEmpty(session);
+		if (this.#isInUse) {
+			if (!registry.find(PROVIDER, MODEL)) registry.registerProvider(PROVIDER, CONFIG, SOURCE);
 			const row = registry.find(PROVIDER, MODEL);
-			if (row) session.agent.setModel(row);
+			if (!session.agent.state.model && row) session.agent.setModel(row);
+			if (!this.#isTold) {
+				this.#isTold = true;
+				this.#tell(
+					`a2mcp: no model is configured, so the placeholder ${PROVIDER}/${MODEL} was selected; it reaches nothing. Choose one with /login or /model.`,
+				);
+			}
 		}
-		this.#makeRoomLater(session);
-		if (this.#isTold) return;
-		this.#isTold = true;
-		this.#tell(
-			`a2mcp: no model is configured, so the placeholder ${PROVIDER}/${MODEL} was selected; it reaches nothing. Choose one with /login or /model.`,
-		);
+		// What a registry finds while its rows are changed is lost: not before omp's own search is over.
+		const searched = registry.awaitInitialBackgroundRefresh?.() ?? Promise.resolve();
+		searched.then(() => this.#settle(session)).catch(this.#fault);
 	}
 
-	/** omp looks for local and listed models after the session has started: what it finds goes first. */
-	#makeRoomLater(session: AgentSession): void {
+	/** omp has looked for local and listed models too: what there is goes first. */
+	#settle(session: AgentSession): void {
 		const registry = session.modelRegistry;
-		if (this.#awaited === registry || !registry.awaitInitialBackgroundRefresh) return;
-		this.#awaited = registry;
-		registry
-			.awaitInitialBackgroundRefresh()
-			.then(() => {
-				const chosen = session.agent.state.model;
-				if (chosen && !isPlaceholder(chosen)) return;
-				const found = registry
-					.getAvailable()
-					.find(row => row.provider !== PROVIDER && registry.hasConcreteAuth(row.provider));
-				if (!found) return;
-				session.agent.setModel(found);
-				registry.unregisterProvider(PROVIDER);
-				this.#tell(`a2mcp: ${found.provider}/${found.id} was found and takes the placeholder's place.`);
-			})
-			.catch(this.#fault);
+		if (isEmpty(session)) {
+			const isReal = (row: Model) => row.provider !== PROVIDER && registry.hasConcreteAuth(row.provider);
+			const found = registry.getAvailable().find(isReal);
+			if (!found) {
+				// Under our own source: what others register and clear does not touch it.
+				registry.registerProvider(PROVIDER, CONFIG, SOURCE);
+				return;
+			}
+			session.agent.setModel(found);
+			this.#tell(`a2mcp: ${found.provider}/${found.id} was found and takes the placeholder's place.`);
+		}
+		this.#isInUse = false;
+		if (registry.find(PROVIDER, MODEL)) registry.unregisterProvider(PROVIDER);
 	}
 
 	/** A provider of this name in the operator's own files: they know what they want. */
@@ -125,6 +124,8 @@ export class Placeholder {
 	}
 }
 
-function isPlaceholder(row: { provider: string; id: string }): boolean {
-	return row.provider === PROVIDER && row.id === MODEL;
+/** It has no model, or only the placeholder. */
+function isEmpty(session: AgentSession): boolean {
+	const row = session.agent.state.model;
+	return row === undefined || (row.provider === PROVIDER && row.id === MODEL);
 }

@@ -128,6 +128,8 @@ declare module "@oh-my-pi/pi-coding-agent" {
 		resolver(target: string | Model, ...rest: unknown[]): unknown;
 		registerProvider(name: string, config: ProviderConfig, sourceId?: string): void;
 		unregisterProvider(name: string): void;
+		/** `offline`: from the cache of what was found before. */
+		refreshProvider?(name: string, strategy: "offline"): Promise<void>;
 		/** The search for models that begins after the session has started. */
 		awaitInitialBackgroundRefresh?(): Promise<void>;
 	}

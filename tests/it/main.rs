@@ -20,6 +20,7 @@ mod cancel;
 mod catalogue;
 mod endpoint;
 mod frames;
+mod host_llm;
 mod keeper;
 mod kill_loop;
 mod kills;

@@ -369,6 +369,24 @@ fn twenty_switches_and_an_extensions_own_rows() {
     assert_eq!(records(&omp.home).len(), 40);
 }
 
+/// A claim takes the provider's name from an extension that had it, and cannot give it back: it says so.
+#[test]
+fn a_provider_that_does_not_come_back_is_named() {
+    let sink = Model::start();
+    let omp = Omp::setup(home(&[sink.provider("loop", "openai-completions")])).bridged();
+    let own = json!({
+        "baseUrl": format!("http://{}/v1", sink.address()), "apiKey": "k", "api": "openai-codex-responses",
+        "models": [row("of-an-extension")],
+    });
+    omp.probe(&json!({"op": "provider", "name": "openai-codex", "config": own}));
+    switch(&omp, false);
+    switch(&omp, true);
+    let log = || omp.home.read(&format!("a2mcp.{}.stderr", omp.port));
+    let line = "takeover restore left 1 provider(s) not serving their pre-arm rows (openai-codex)";
+    eventually("the line", || log().contains(line).then_some(()));
+    assert_answered(&turn(&omp, "answered"));
+}
+
 #[test]
 fn the_route_answers_as_the_contract_says() {
     let sink = Model::start();

@@ -95,15 +95,6 @@ fn answer(connection: TcpStream, seen: &Seen) -> Option<()> {
     reader.read_line(&mut first).ok().filter(|&read| read > 0)?;
     let request: Vec<&str> = first.split_whitespace().take(2).collect();
     seen.requests.lock().unwrap().push(request.join(" "));
-    if first.starts_with("GET") && first.contains("/models ") {
-        let list = json!({"object": "list", "data": [{"id": "listed", "object": "model"}]}).to_string();
-        let head = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length:";
-        return reader.get_mut().write_all(format!("{head} {}\r\n\r\n{list}", list.len()).as_bytes()).ok();
-    }
-    if !first.starts_with("POST") {
-        let empty = "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
-        return reader.get_mut().write_all(empty.as_bytes()).ok();
-    }
     loop {
         let mut line = String::new();
         reader.read_line(&mut line).ok().filter(|&read| read > 0)?;
@@ -114,6 +105,15 @@ fn answer(connection: TcpStream, seen: &Seen) -> Option<()> {
         if let Some(value) = line.strip_prefix("content-length:") {
             length = value.trim().parse().ok()?;
         }
+    }
+    if first.starts_with("GET") && first.contains("/models ") {
+        let list = json!({"object": "list", "data": [{"id": "listed", "object": "model"}]}).to_string();
+        let head = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length:";
+        return reader.get_mut().write_all(format!("{head} {}\r\n\r\n{list}", list.len()).as_bytes()).ok();
+    }
+    if !first.starts_with("POST") {
+        let empty = "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
+        return reader.get_mut().write_all(empty.as_bytes()).ok();
     }
     let mut body = vec![0; length];
     reader.read_exact(&mut body).ok()?;
