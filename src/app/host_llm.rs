@@ -135,5 +135,8 @@ fn wanted(body: &[u8]) -> Option<bool> {
         enabled: bool,
     }
     // An array would do for the struct.
-    body.trim_ascii_start().starts_with(b"{").then(|| serde_json::from_slice::<Wanted>(body).ok())?.map(|it| it.enabled)
+    body.trim_ascii_start()
+        .starts_with(b"{")
+        .then(|| serde_json::from_slice::<Wanted>(body).ok())?
+        .map(|it| it.enabled)
 }

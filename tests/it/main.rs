@@ -1,9 +1,10 @@
 //! The quick tests: real sidecar processes, real frames, real HTTP, all on loopback.
 //!
 //! One file per boundary or promise: `endpoint` (who may knock and in which order that is judged),
-//! `host_llm`, `messages` (JSON-RPC shapes, ids, byte fidelity), `sessions`, `catalogue`, `calls`, `frames`
+//! `host_llm` (the switch on the host's model), `messages` (JSON-RPC shapes, ids, byte fidelity), `sessions`, `catalogue`, `calls`, `frames`
 //! (hostile ones), `life` (start, stop, death, ports), `audit`, `operate` (the command line), `load`
-//! (limits and crowds), `keeper` (what outlives a sidecar), `schema` (the fixtures of `ipc-schema/`),
+//! (limits and crowds), `keeper` (what outlives a sidecar), `install`
+//! (getting dufs and cloudflared), `schema` (the fixtures of `ipc-schema/`),
 //! `shim` (the Rust shim against a scripted sidecar), `kills` and `kill_loop` (the sidecar dies at the
 //! worst moments: one execution, one result), `streams`, `progress`, `cancel`, `relay`, `replay` and
 //! `proxies` (what crosses on streams, and coming back), `refhost` (the reference host and `a2mcp demo` as
@@ -20,7 +21,9 @@ mod cancel;
 mod catalogue;
 mod endpoint;
 mod frames;
+mod handover;
 mod host_llm;
+mod install;
 mod keeper;
 mod kill_loop;
 mod kills;

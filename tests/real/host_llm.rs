@@ -5,8 +5,8 @@ use serde_json::{Value, json};
 
 use crate::model::Model;
 use crate::omp::{Home, Omp};
-use crate::support::http::Connection;
 use crate::support::eventually;
+use crate::support::http::Connection;
 
 /// What a refused turn ends with.
 const DENIED: &str = "a2mcp takeover: host inference is disabled in this mode";
@@ -100,8 +100,7 @@ fn a_prompt_reaches_the_model_but_not_while_it_is_denied() {
     let anthropic = sink.provider("loop-anthropic", "anthropic-messages");
     let omp = Omp::setup(home(&[openai, anthropic])).bridged();
     let choose = |provider: &str| {
-        let chosen =
-            omp.rpc(&json!({"type": "set_model", "provider": provider, "modelId": "loopback"}));
+        let chosen = omp.rpc(&json!({"type": "set_model", "provider": provider, "modelId": "loopback"}));
         assert_eq!(chosen["success"], true, "{chosen}");
     };
     let before = host(&omp);
@@ -135,7 +134,10 @@ fn a_prompt_reaches_the_model_but_not_while_it_is_denied() {
     assert_eq!(host(&omp), before);
     assert!(omp.types("/a2mcp").1.contains("host_llm=allow"));
     let log = omp.home.read(&format!("a2mcp.{}.stderr", omp.port));
-    assert!(log.contains("takeover armed: 3 provider(s) shadowed (anthropic, cursor, openai-codex), "), "{log}");
+    assert!(
+        log.contains("takeover armed: 3 provider(s) shadowed (anthropic, cursor, openai-codex), "),
+        "{log}"
+    );
     assert!(log.contains("tripwire key(s), model pushed: loop-openai/loopback"), "{log}");
     assert!(!log.contains("takeover restore left"), "{log}");
 }
@@ -261,7 +263,9 @@ fn a_provider_with_a_transport_of_its_own_is_a_reason() {
         "baseUrl": "http://native.invalid/v1", "apiKey": "k", "api": "openai-completions",
         "models": [row("n")],
     });
-    let register = || omp.probe(&json!({"op": "provider", "name": "native", "config": native, "transport": "pi-native"}));
+    let register = || {
+        omp.probe(&json!({"op": "provider", "name": "native", "config": native, "transport": "pi-native"}))
+    };
     let unregister = || omp.probe(&json!({"op": "no-provider", "name": "native"}));
     register();
     let before = host(&omp);
@@ -396,7 +400,9 @@ fn the_route_answers_as_the_contract_says() {
     assert_eq!(status("GET", &token, ""), 405);
     assert_eq!(status("DELETE", "wrong", ""), 405);
     assert_eq!(status("POST", "wrong", r#"{"enabled":false}"#), 401);
-    for body in ["", "no", "[false]", "{}", r#"{"enabled":0}"#, r#"{"enabled":"false"}"#, r#"{"enabled":null}"#] {
+    for body in
+        ["", "no", "[false]", "{}", r#"{"enabled":0}"#, r#"{"enabled":"false"}"#, r#"{"enabled":null}"#]
+    {
         assert_eq!(status("POST", &token, body), 400, "{body}");
     }
     assert!(records(&omp.home).is_empty());

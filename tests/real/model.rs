@@ -5,8 +5,8 @@
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
-use std::sync::{Arc, Mutex};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 use serde_json::{Value, json};
 
@@ -108,7 +108,8 @@ fn answer(connection: TcpStream, seen: &Seen) -> Option<()> {
     }
     if first.starts_with("GET") && first.contains("/models ") {
         let list = json!({"object": "list", "data": [{"id": "listed", "object": "model"}]}).to_string();
-        let head = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length:";
+        let head =
+            "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length:";
         return reader.get_mut().write_all(format!("{head} {}\r\n\r\n{list}", list.len()).as_bytes()).ok();
     }
     if !first.starts_with("POST") {

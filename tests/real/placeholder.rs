@@ -38,7 +38,8 @@ fn a_host_without_a_model_runs_and_serves() {
     // Its images are images.
     std::fs::write(omp.home.work().join("image.png"), STANDARD.decode(PNG).unwrap()).unwrap();
     let result = omp.client().call("read", r#"{"path":"image.png"}"#);
-    let kinds: Vec<&Value> = result["content"].as_array().unwrap().iter().map(|block| &block["type"]).collect();
+    let kinds: Vec<&Value> =
+        result["content"].as_array().unwrap().iter().map(|block| &block["type"]).collect();
     assert!(kinds.contains(&&json!("image")), "{result}");
 
     // omp drops what no extension's path registered, whenever it builds a session.
