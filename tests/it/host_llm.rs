@@ -64,7 +64,9 @@ fn a_switch_is_the_hosts_word_and_is_audited() {
             (Value::Null, json!(false), json!({"enabled": true})),
         ]
     );
-    for body in ["", "[true]", "{}", r#"{"enabled":1}"#, r#"{"enabled":true,"enabled":false}"#, "{\"enabled\":tru"] {
+    for body in
+        ["", "[true]", "{}", r#"{"enabled":1}"#, r#"{"enabled":true,"enabled":false}"#, "{\"enabled\":tru"]
+    {
         assert_eq!(post(&host, &[], body).0, 400, "{body}");
     }
     assert_eq!(records(&host).len(), 2);
@@ -181,7 +183,10 @@ fn status_shows_what_the_host_says() {
         ("allow", json!(0), "host_llm=allow"),
         ("of a later shim", json!(0), "host_llm=unknown"),
     ] {
-        host.notify("bridge/state", &json!({"main": true, "hostLlm": state, "denied": denied, "approvals": []}));
+        host.notify(
+            "bridge/state",
+            &json!({"main": true, "hostLlm": state, "denied": denied, "approvals": []}),
+        );
         let answer = host.ask(state, "bridge/command", r#"{"argv":[]}"#);
         let text = answer["result"]["text"].as_str().unwrap();
         assert!(text.lines().any(|shown| shown.ends_with(line)), "no {line:?} in {text}");
