@@ -678,7 +678,16 @@ export class Bridge {
 		for (const wake of this.#phaseChanged.splice(0)) wake();
 	}
 
+	/** What can be said without a sidecar; a deny goes on without one. */
 	#ownStatus(): Reply {
+		const { text, level } = this.#phaseReply();
+		const { state, status } = this.#host.hostLlm;
+		if (status.enabled) return { text, level };
+		const denied = state === "degraded" ? "(tripwire only)" : `denied=${status.denied}`;
+		return { text: `${text}\nhost_llm=deny ${denied}`, level };
+	}
+
+	#phaseReply(): Reply {
 		const served = this.#served;
 		switch (this.#phase) {
 			case "running":

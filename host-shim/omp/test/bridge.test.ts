@@ -312,9 +312,11 @@ test("a deny of the config waits for the session and counts once per process", a
 	await until(() => heard("bridge/state").some(({ params }) => params.hostLlm === "armed"));
 
 	// The host was switched since; a bridge that was stopped and comes again does not undo that.
-	hostLlm.switch(true);
 	await bridge.command(["stop-now"]);
 	await until(() => notices.length === 2);
+	expect((await bridge.command([])).text).toEndWith("\nhost_llm=deny denied=0");
+	hostLlm.switch(true);
+	expect((await bridge.command([])).text).not.toContain("host_llm");
 	await bridge.command(["restart"]);
 	await until(() => answers().length === 2);
 	expect(answers()[1]?.result?.enabled).toBe(true);
