@@ -24,11 +24,12 @@ use super::keeping::{self, Keeping};
 use super::peer::Shim;
 use super::{Core, Parts, Phase, VERSION, bind, host_llm, log, now_ms, operate, url};
 use crate::audit::Audit;
-use crate::config::{AgentDir, store};
+use crate::config::{AgentDir, Env, store};
 use crate::frame::messages::{Goodbye, GoodbyeReason, Hello, HelloResult, Level, PROTOCOL, RpcError, code};
 use crate::frame::{Envelope, Shape};
 use crate::host::link::{self, LinkEnd};
 use crate::host::{Incoming, Link, Peer, stdio};
+use crate::install::Installer;
 use crate::mcp::session::Sessions;
 use crate::process::{self, Identity};
 use crate::signals::Watch;
@@ -42,6 +43,8 @@ pub const EXIT_RESTART: u8 = 75;
 
 /// How long cancelled calls may take to be answered.
 const CANCEL_TIME: Duration = Duration::from_millis(500);
+/// How long the end of the share may take.
+const SHARE_TIME: Duration = Duration::from_secs(3);
 /// How long connections may take to end once nothing is in flight.
 const CLOSE_TIME: Duration = Duration::from_millis(400);
 /// How long an idle keep-alive connection may still send its next request before a restart.
@@ -54,7 +57,7 @@ const POLL: Duration = Duration::from_millis(20);
 const FLUSH_TIME: Duration = Duration::from_millis(500);
 
 /// `a2mcp sidecar`: runs until the host, the operator or a signal ends it.
-pub fn run(dir: AgentDir) -> ExitCode {
+pub fn run(dir: AgentDir, env: &Env) -> ExitCode {
     process::detach_from_terminal();
     process::raise_open_files();
     log::start();
@@ -67,7 +70,7 @@ pub fn run(dir: AgentDir) -> ExitCode {
             }
         };
     let local = tokio::task::LocalSet::new();
-    let code = local.block_on(&runtime, live(dir));
+    let code = local.block_on(&runtime, live(dir, env));
     drop(local);
     runtime.shutdown_background();
     ExitCode::from(code)
@@ -90,7 +93,7 @@ pub async fn check(dir: &AgentDir, state_file: Option<&Path>) -> Result<(), Stri
     Ok(())
 }
 
-async fn live(dir: AgentDir) -> u8 {
+async fn live(dir: AgentDir, env: &Env) -> u8 {
     let halves = match stdio::take() {
         Ok(halves) => halves,
         Err(error) => {
@@ -148,7 +151,8 @@ async fn live(dir: AgentDir) -> u8 {
             return early.refuse(code::CONFIG_REFUSED, text, EXIT_REFUSED).await;
         }
     };
-    serve(dir, early, hello, loaded, (bound, found), start).await
+    let installer = Installer::new(&dir, env);
+    serve(dir, installer, early, hello, loaded, (bound, found), start).await
 }
 
 /// The link before hello is answered.
@@ -221,6 +225,7 @@ fn gone_early() -> u8 {
 
 async fn serve(
     dir: AgentDir,
+    installer: Installer,
     early: EarlyLink,
     hello: Hello,
     loaded: store::Loaded,
@@ -235,12 +240,19 @@ async fn serve(
         warnings.push(format!("the log stays in {}: {error}", dir.start_stderr().display()));
     }
     let mut sessions = Sessions::unsaved();
+    let host = host_identity(&hello);
+    let mut shared = None;
     match state::read(&dir.state_file(port)) {
-        Ok(Some(state)) if state.is_bound_to(&loaded.token) => sessions.restore(state.sessions, now_ms()),
-        Ok(_) => {}
+        Ok(Some(state)) => {
+            let is_same_host = state.host == host && state.instance == hello.instance;
+            if state.is_bound_to(&loaded.token) {
+                sessions.restore(state.sessions, now_ms());
+            }
+            shared = state.share.map(|terms| (terms, is_same_host));
+        }
+        Ok(None) => {}
         Err(error) => warnings.push(format!("earlier sessions are lost: {}", with_causes(&error))),
     }
-    let host = host_identity(&hello);
     let (keeping, keeper_events) =
         Keeping::begin(found, &bound.listener, &hello, host, dir.stderr(port), &mut warnings).await;
     let tasks = TaskTracker::new();
@@ -254,10 +266,12 @@ async fn serve(
         address: bound.address,
         link: link.clone(),
         audit,
+        installer,
         keeping,
         tasks,
         sessions,
     });
+    core.keep_share(shared);
     // At once, not at the first session: it says that this port's holder lives (contract 13).
     core.write_state();
     core.inherit_calls();
@@ -285,7 +299,7 @@ async fn serve(
         url: url(bound.address),
         port,
         token_prefix: core.token().prefix().into(),
-        features: Vec::new(),
+        features: vec!["xfer".into()],
     };
     tracing::info!(version = VERSION, pid = std::process::id(), url = result.url, "serving");
     let _ = link.answer(&id, &Ok::<_, RpcError>(result)).await;
@@ -372,7 +386,8 @@ impl Core {
         let signalled = signals.next();
         match &end {
             End::Stop => {
-                self.drain(&mut owner, signalled, self.no_calls()).await;
+                let idle = async { tokio::join!(self.no_calls(), self.no_transfers()) };
+                self.drain(&mut owner, signalled, idle).await;
                 let calls = self.ledger.borrow().running();
                 self.cancel_calls(&calls, Cancel::Stopping);
             }
@@ -385,6 +400,7 @@ impl Core {
             self.dismiss_readers();
         } else {
             let _ = timeout(CANCEL_TIME, self.no_calls()).await;
+            let _ = timeout(SHARE_TIME, self.end_share()).await;
             self.end_listeners();
         }
         server.close_connections.cancel();
@@ -420,7 +436,7 @@ impl Core {
         &self,
         owner: &mut JoinHandle<LinkEnd>,
         signalled: impl Future<Output = Signal>,
-        drained: impl Future<Output = ()>,
+        drained: impl Future,
     ) {
         let grace = self.wishes.grace.get();
         tracing::info!(?grace, calls = self.ledger.borrow().running_count(), "draining");
@@ -453,6 +469,7 @@ impl Core {
         while self.ledger.borrow().waits_for_json(is_streamed) {
             self.call_ended.notified().await;
         }
+        self.no_transfers().await;
     }
 }
 
