@@ -20,6 +20,7 @@ mod calls;
 mod cancel;
 mod catalogue;
 mod endpoint;
+mod files;
 mod frames;
 mod install;
 mod keeper;
