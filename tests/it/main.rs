@@ -20,6 +20,7 @@ mod calls;
 mod cancel;
 mod catalogue;
 mod endpoint;
+mod files;
 mod frames;
 mod handover;
 mod host_llm;
