@@ -34,6 +34,7 @@
 //! | [`frame`] | the codec and the typed `bridge/*` messages | do I/O |
 //! | [`config`] | the config file: validation (pure) and the locked store | apply it |
 //! | [`refhost`] | the host's side of the frames in Rust: supervises a sidecar, offers demo tools | share state with the sidecar |
+//! | [`wrap`] | `a2mcp wrap`: a stdio MCP server as the host, its guard and its respawn | know callers or HTTP |
 //! | [`state`] | the state file and the remembered port | decide what to keep |
 //! | [`process`] | spawning, identity (pid and start time), death signals; the only spawner | know what it spawns |
 //! | [`rundir`] | the private directory of the local sockets | say anything on them |
@@ -63,3 +64,4 @@ pub mod rundir;
 pub mod signals;
 pub mod state;
 pub mod text;
+pub mod wrap;

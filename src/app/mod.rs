@@ -43,7 +43,7 @@ use tokio_util::task::TaskTracker;
 use crate::audit::Audit;
 use crate::config::{AgentDir, Config, Token};
 use crate::frame::envelope::LARGE;
-use crate::frame::messages::{Hello, Level, Notice};
+use crate::frame::messages::{Hello, Level, Notice, Server};
 use crate::host::Link;
 use crate::ledger::Ledger;
 use crate::mcp::call::ToolResult;
@@ -117,6 +117,8 @@ pub struct Core {
     catalogue: watch::Sender<Option<Rc<Catalogue>>>,
     catalogue_wanted: Notify,
     main: Cell<Option<bool>>,
+    /// The server behind a host that only wraps one.
+    server: RefCell<Option<Server>>,
     /// The id of a `bridge/stop` that waits for its answer.
     stop_request: RefCell<Option<Bytes>>,
     saved: watch::Sender<u64>,
@@ -207,6 +209,7 @@ impl Core {
             catalogue: watch::Sender::new(None),
             catalogue_wanted: Notify::new(),
             main: Cell::new(None),
+            server: RefCell::default(),
             stop_request: RefCell::default(),
             saved: watch::Sender::new(0),
             save_wanted: Notify::new(),

@@ -299,6 +299,7 @@ impl Core {
                 main: self.main.get(),
                 lag_ms: self.link.lag().map(|lag| lag.as_millis() as u64),
                 heard_ago_ms: self.link.heard_ago().as_millis() as u64,
+                server: self.server.borrow().clone(),
             },
             keeper,
             tools: catalogue.as_ref().map(|catalogue| catalogue.names.len()),
@@ -345,8 +346,10 @@ impl Core {
                 vec![format!("the config would be refused at the next restart: {}", with_causes(&error))]
             }
             Ok((config, _)) => {
-                let changed =
-                    [("port", config.port != self.config.port), ("host", config.host != self.config.host)];
+                let changed = [
+                    ("port", self.hello.port.unwrap_or(config.port) != self.config.port),
+                    ("host", config.host != self.config.host),
+                ];
                 let changed = changed.into_iter().filter(|(_, changed)| *changed);
                 changed
                     .map(|(field, _)| {

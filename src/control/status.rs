@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 
 use serde::{Deserialize, Serialize};
 
+use crate::frame::messages::Server;
 use crate::text::clean;
 
 /// A sidecar's own account.
@@ -79,6 +80,9 @@ pub struct Host {
     pub lag_ms: Option<u64>,
     /// When its last byte came, in milliseconds.
     pub heard_ago_ms: u64,
+    /// The server behind a host that only wraps one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub server: Option<Server>,
 }
 
 /// The keeper, as the sidecar knows it.
@@ -169,6 +173,20 @@ pub fn render(status: &Status) -> String {
             age(status.host.heard_ago_ms)
         ),
     );
+    if let Some(server) = &status.host.server {
+        let pid = server.pid.map(|pid| format!(" · pid {pid}")).unwrap_or_default();
+        let reason = server.reason.as_ref().map(|reason| format!(" · last end: {}", clean(reason, 200)));
+        line(
+            "server",
+            format!(
+                "{}{pid} · {} restart(s) · {} stdout line(s) skipped{}",
+                clean(&server.state, 20),
+                server.restarts,
+                server.skipped_lines,
+                reason.unwrap_or_default()
+            ),
+        );
+    }
     let memory = status
         .resident_bytes
         .map_or_else(|| "memory unknown".into(), |bytes| format!("{:.1} MiB", bytes as f64 / 1_048_576.0));
