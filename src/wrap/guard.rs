@@ -77,11 +77,10 @@ fn guard(command: &[OsString]) -> io::Result<u8> {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
-        let is_stop = !polled[1].revents().is_empty();
-        for stream in [&ended, &stop] {
-            let mut bytes = [0; 64];
-            let _ = rustix::io::read(stream, &mut bytes);
-        }
+        // Not what `poll` says: a signal that interrupts it has written its byte already.
+        let mut bytes = [0; 64];
+        let _ = rustix::io::read(&ended, &mut bytes);
+        let is_stop = matches!(rustix::io::read(&stop, &mut bytes), Ok(1..));
         if is_stop && kill_at.is_none() {
             kill_at = Some(now + GRACE);
             signal_all(Signal::TERM);

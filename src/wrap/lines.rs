@@ -28,8 +28,10 @@ pub(super) enum Cut {
 }
 
 /// Cuts lines out of chunks.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Cutter {
+    /// See [`MAX_LINE`].
+    limit: usize,
     /// What is not cut yet; readers append to it.
     pub(super) buffer: BytesMut,
     /// So much of the buffer holds no line end.
@@ -45,20 +47,30 @@ struct Skipped {
     tail: BytesMut,
 }
 
+impl Default for Cutter {
+    fn default() -> Self {
+        Self::with_limit(MAX_LINE)
+    }
+}
+
 impl Cutter {
+    fn with_limit(limit: usize) -> Self {
+        Self { limit, buffer: BytesMut::new(), scanned: 0, skipped: None }
+    }
+
     /// The next line; `None` when more bytes are needed.
     pub(super) fn next(&mut self) -> Option<Cut> {
         let found = memchr(b'\n', &self.buffer[self.scanned..]);
         let Some(end) = found.map(|at| self.scanned + at) else {
             self.scanned = self.buffer.len();
-            if self.skipped.is_some() || self.buffer.len() > MAX_LINE {
+            if self.skipped.is_some() || self.buffer.len() > self.limit {
                 let len = self.buffer.len();
                 self.skip(len);
             }
             return None;
         };
         self.scanned = 0;
-        if self.skipped.is_some() || end > MAX_LINE {
+        if self.skipped.is_some() || end > self.limit {
             self.skip(end);
             self.buffer.advance(1);
             return self.skipped.take().map(Skipped::end);
@@ -154,8 +166,10 @@ pub(super) fn on_one_line(part: Bytes) -> Bytes {
 mod tests {
     use super::*;
 
+    const LIMIT: usize = 4096;
+
     fn cut_all(bytes: &[u8], step: usize) -> Vec<Cut> {
-        let mut cutter = Cutter::default();
+        let mut cutter = Cutter::with_limit(LIMIT);
         let mut cuts = Vec::new();
         for chunk in bytes.chunks(step) {
             cutter.buffer.extend_from_slice(chunk);
@@ -188,7 +202,7 @@ mod tests {
     fn a_line_over_the_limit_is_skipped_by_its_id_and_the_next_one_is_read() {
         let long = |head: &str, tail: &str| {
             let mut text = head.as_bytes().to_vec();
-            text.resize(MAX_LINE + 10, b'x');
+            text.resize(LIMIT + 10, b'x');
             text.extend_from_slice(tail.as_bytes());
             text.extend_from_slice(b"\n{}\n");
             text
@@ -201,16 +215,18 @@ mod tests {
         ] {
             let text = long(head, tail);
             let bytes = text.len() as u64 - 4;
-            let cuts = cut_all(&text, 1 << 20);
-            assert_eq!(cuts, [Cut::TooLong { bytes, id }, Cut::Line("{}".into())], "{head}");
+            for step in [1, 100, LIMIT, 2 * LIMIT] {
+                let cuts = cut_all(&text, step);
+                assert_eq!(cuts, [Cut::TooLong { bytes, id }, Cut::Line("{}".into())], "{head} by {step}");
+            }
         }
     }
 
     #[test]
     fn a_line_of_the_limit_passes() {
-        let mut text = vec![b'x'; MAX_LINE];
+        let mut text = vec![b'x'; LIMIT];
         text.push(b'\n');
-        assert!(matches!(&cut_all(&text, 4 << 20)[..], [Cut::Line(line)] if line.len() == MAX_LINE));
+        assert!(matches!(&cut_all(&text, 100)[..], [Cut::Line(line)] if line.len() == LIMIT));
     }
 
     #[test]

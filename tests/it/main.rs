@@ -7,7 +7,7 @@
 //! `shim` (the Rust shim against a scripted sidecar), `kills` and `kill_loop` (the sidecar dies at the
 //! worst moments: one execution, one result), `streams`, `progress`, `cancel`, `relay`, `replay` and
 //! `proxies` (what crosses on streams, and coming back), `refhost` (the reference host and `a2mcp demo` as
-//! processes).
+//! processes), `wrap` and `wrap_ends` (a stdio server behind the endpoint; who dies with whom).
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -36,3 +36,5 @@ mod schema;
 mod sessions;
 mod shim;
 mod streams;
+mod wrap;
+mod wrap_ends;
