@@ -5,7 +5,7 @@
 //! session), `streams` (progress, cancelling), `approval`, `ends` (who dies with whom), `restarts` (the
 //! sidecar dies, the host does not), `operator` (`/a2mcp …`, install), `agents` (sub-agents and second
 //! loads), `clients` (the SDKs, the command line, the printed script), `chain` (omp as the client of
-//! omp), `conformance` (the official suite), `sdks` (what the SDKs make of streams). `omp`, `model`,
+//! omp), `conformance` (the official suite), `sdks` (what the SDKs make of streams), `wrap` (public stdio servers behind `a2mcp wrap`). `omp`, `model`,
 //! `parts` and `processes` are what they share.
 
 #![allow(clippy::unwrap_used, missing_docs)]
@@ -30,3 +30,4 @@ mod restarts;
 mod sdks;
 mod serves;
 mod streams;
+mod wrap;
