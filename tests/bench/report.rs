@@ -312,7 +312,7 @@ pub(crate) fn json(figures: &Figures, misses: &[String]) -> Value {
     })
 }
 
-fn median(values: impl Iterator<Item = f64>) -> f64 {
+pub(crate) fn median(values: impl Iterator<Item = f64>) -> f64 {
     let mut values: Vec<f64> = values.collect();
     values.sort_by(f64::total_cmp);
     let middle = values.len() / 2;
