@@ -34,6 +34,8 @@ use crate::frame::{Envelope, FrameCodec, FrameError, Shape};
 
 /// While so many bytes wait for the pipe, finished tools and reports wait too.
 const HIGH_WATER: usize = 4 << 20;
+/// Frames handled in one go after the first.
+const FRAMES_PER_TURN: usize = 64;
 /// Frames handled in one go at a tick.
 const FRAMES_PER_TICK: usize = 10_000;
 /// How long a dead process's output is read on, should somebody else hold it open.
@@ -142,6 +144,13 @@ impl Life {
             tokio::select! {
                 frame = self.reader.next(), if !output_ended => {
                     output_ended = self.read(core, port, frame);
+                    // What came with it is taken at once: a turn of this loop costs more than a frame.
+                    for _ in 0..FRAMES_PER_TURN {
+                        match self.reader.next().now_or_never() {
+                            Some(frame) if !output_ended => output_ended = self.read(core, port, frame),
+                            _ => break,
+                        }
+                    }
                     if output_ended && exit.is_none() {
                         self.end_by(LINGER);
                     }

@@ -2,7 +2,7 @@
 //! a stdio server behind HTTP (npm `supergateway`, PyPI `mcp-proxy`), and next to that server alone over
 //! its pipes, which is the most any of them can reach. All run the same `echo`, in turns, in one run.
 //!
-//! Each peer runs as its documentation says, with one session; supergateway answers by streams, the others with JSON.
+//! Each peer runs as its documentation says, its log going nowhere, with one session; supergateway answers by streams, the others with JSON.
 
 use std::fmt::Write as _;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -207,7 +207,7 @@ impl Gateway {
         let port = free_port()?;
         let mut command = Command::new("node");
         command.arg(script).args(["--stdio", &server()?.map(|word| format!("'{word}'")).join(" ")]);
-        command.args(["--outputTransport", "streamableHttp", "--stateful", "--logLevel", "none"]);
+        command.args(["--outputTransport", "streamableHttp", "--stateful"]);
         command.args(["--port", &port.to_string()]);
         Self::meet(spawn(&mut command, Stdio::null())?, port, |endpoint| {
             endpoint.streamed("echo", arguments())
@@ -217,7 +217,7 @@ impl Gateway {
     fn mcp_proxy() -> Result<Self> {
         let port = free_port()?;
         let mut command = Command::new(installed("mcp-proxy/bin/mcp-proxy")?);
-        command.args(["--log-level", "WARNING", "--port", &port.to_string(), "--"]).args(server()?);
+        command.args(["--port", &port.to_string(), "--"]).args(server()?);
         Self::meet(spawn(&mut command, Stdio::null())?, port, json_echo)
     }
 
