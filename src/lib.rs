@@ -29,20 +29,23 @@
 //! | [`keeper`] | the companion process that holds the listening socket and the children | accept a connection, know HTTP |
 //! | [`host`] | the link to the shim: pending requests, catalogue, liveness; the only writer of stdout | know callers or HTTP |
 //! | [`audit`] | the audit file: redaction, group commit, rotation; its only writer | decide what is audited |
+//! | [`install`] | finding dufs and cloudflared, or fetching pinned builds of them | run them, audit |
 //! | [`mcp`] | messages, sessions, catalogue rules | touch sockets or files |
 //! | [`ledger`] | which calls run, for whom | do I/O or read a clock |
 //! | [`frame`] | the codec and the typed `bridge/*` messages | do I/O |
 //! | [`config`] | the config file: validation (pure) and the locked store | apply it |
 //! | [`refhost`] | the host's side of the frames in Rust: supervises a sidecar, offers demo tools | share state with the sidecar |
 //! | [`wrap`] | `a2mcp wrap`: a stdio MCP server as the host, its guard and its respawn | know callers or HTTP |
+//! | [`outbound`] | a request to a server elsewhere, TLS and proxy included | follow redirects, keep time |
 //! | [`state`] | the state file and the remembered port | decide what to keep |
 //! | [`process`] | spawning, identity (pid and start time), death signals; the only spawner | know what it spawns |
 //! | [`rundir`] | the private directory of the local sockets | say anything on them |
+//! | [`supervise`] | when a child that died is started again (pure) | start it |
 //! | [`signals`] | waiting for signals | decide what one means |
 //! | `crash` | points where the tests let a debug build die | exist in a release build |
 //! | [`text`] | making foreign text safe for terminals and logs | – |
 //!
-//! Layers point down only: `main → cli → app → {http, control, keeper, host, audit} → {mcp, ledger, frame,
+//! Layers point down only: `main → cli → app → {http, control, keeper, host, audit, install} → {mcp, ledger, frame,
 //! config}`. The whole sidecar runs on one thread (a `current_thread` runtime with a `LocalSet`):
 //! state has one owner and is reached through handles that never hold a borrow over an await.
 
@@ -55,13 +58,16 @@ mod crash;
 pub mod frame;
 pub mod host;
 pub mod http;
+pub mod install;
 pub mod keeper;
 pub mod ledger;
 pub mod mcp;
+pub mod outbound;
 pub mod process;
 pub mod refhost;
 pub mod rundir;
 pub mod signals;
 pub mod state;
+pub mod supervise;
 pub mod text;
 pub mod wrap;

@@ -6,11 +6,13 @@
 //! left alone otherwise.
 
 use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
 use std::net::TcpListener;
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use super::Core;
@@ -19,7 +21,7 @@ use crate::config::{AgentDir, Config};
 use crate::control::status;
 use crate::frame::messages::{Hello, Level};
 use crate::keeper::client::{self, Events, Keeper, KeeperError};
-use crate::keeper::wire::{ChildStatus, Event, Request, Spawn};
+use crate::keeper::wire::{ChildSignal, ChildStatus, Event, Note, Output, Request, Spawn};
 use crate::keeper::{self};
 use crate::process::{self, Identity};
 use crate::state;
@@ -38,6 +40,8 @@ const STATUS_TIME: Duration = Duration::from_millis(500);
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 /// … up to this.
 const LAST_PAUSE: Duration = Duration::from_secs(60);
+/// Events of children that one follower may leave unread; it then lost some and asks for the status.
+const MAX_UNREAD: usize = 64;
 /// A keeper that lived so long counts as having started well.
 const LIVED_WELL: Duration = Duration::from_secs(10);
 
@@ -133,6 +137,29 @@ pub struct Keeping {
     /// Leaders of children that run, for the case that the keeper dies before them.
     leaders: RefCell<Vec<Identity>>,
     is_closed: Cell<bool>,
+    /// What the keeper held when this sidecar came, until somebody follows it.
+    inherited: RefCell<Vec<ChildStatus>>,
+    followers: RefCell<HashMap<&'static str, mpsc::Sender<ChildEvent>>>,
+}
+
+/// A purpose's children from now on.
+pub struct Followed {
+    /// What the keeper had already when this sidecar came, the oldest first; ended ones among it.
+    pub inherited: Vec<ChildStatus>,
+    /// What happens to them.
+    pub events: mpsc::Receiver<ChildEvent>,
+}
+
+/// What happens to the children of one purpose.
+#[derive(Debug)]
+pub enum ChildEvent {
+    /// One has ended, told to or not.
+    Ended(ChildStatus),
+    /// The keeper has died and all of them with it.
+    KeeperLost,
+    /// There is a keeper again, a new one or the same after its connection had broken: these are its
+    /// children.
+    KeeperBack(Vec<ChildStatus>),
 }
 
 impl Keeping {
@@ -154,6 +181,8 @@ impl Keeping {
             keeper: RefCell::new(None),
             leaders: RefCell::default(),
             is_closed: Cell::new(false),
+            inherited: RefCell::default(),
+            followers: RefCell::default(),
         };
         warnings.extend(found.warnings);
         let taken = match found.keeper {
@@ -194,6 +223,7 @@ impl Keeping {
             }
             let running = status.children.iter().filter(|child| child.exit.is_none());
             self.leaders.replace(running.map(|child| child.process).collect());
+            self.inherited.replace(status.children);
         }
         self.keeper.replace(Some(keeper));
         Ok(events)
@@ -215,10 +245,67 @@ impl Keeping {
     /// [`KeeperError`].
     pub async fn spawn(&self, spawn: Spawn) -> Result<ChildStatus, KeeperError> {
         let none = || KeeperError::Refused("there is no keeper to run it".into());
-        let keeper = self.keeper().ok_or_else(none)?;
-        let child: ChildStatus = keeper.ask(&Request::Spawn(spawn)).await?;
+        let child: ChildStatus = self.keeper().ok_or_else(none)?.ask(&Request::Spawn(spawn)).await?;
         self.leaders.borrow_mut().push(child.process);
         Ok(child)
+    }
+
+    /// Follows the children of one purpose; the last one to ask for a purpose is told.
+    pub fn follow(&self, purpose: &'static str) -> Followed {
+        let (told, events) = mpsc::channel(MAX_UNREAD);
+        self.followers.borrow_mut().insert(purpose, told);
+        let inherited =
+            self.inherited.borrow_mut().extract_if(.., |child| child.purpose == purpose).collect();
+        Followed { inherited, events }
+    }
+
+    /// Signals a child's group; SIGKILL follows after `kill_after`. Fine when it has ended.
+    ///
+    /// # Errors
+    /// [`KeeperError`].
+    pub async fn signal(
+        &self,
+        child: u64,
+        signal: ChildSignal,
+        kill_after: Option<Duration>,
+    ) -> Result<(), KeeperError> {
+        let kill_after_ms = kill_after.map(|after| after.as_millis() as u64);
+        self.ask(&Request::Signal { child, signal, kill_after_ms }).await
+    }
+
+    /// Replaces what a later sidecar is told of a child.
+    ///
+    /// # Errors
+    /// [`KeeperError`].
+    pub async fn set_note(&self, child: u64, note: Note) -> Result<(), KeeperError> {
+        self.ask(&Request::Note { child, note }).await
+    }
+
+    /// The end of what a child wrote, at most `max_bytes` of each stream.
+    ///
+    /// # Errors
+    /// [`KeeperError`].
+    pub async fn output(&self, child: u64, max_bytes: usize) -> Result<Output, KeeperError> {
+        self.ask(&Request::Output { child, max_bytes }).await
+    }
+
+    async fn ask<T: serde::de::DeserializeOwned>(&self, request: &Request) -> Result<T, KeeperError> {
+        let none = || KeeperError::Refused("there is no keeper".into());
+        self.keeper().ok_or_else(none)?.ask(request).await
+    }
+
+    fn tell(&self, purpose: &str, event: ChildEvent) {
+        let follower = self.followers.borrow().get(purpose).cloned();
+        if follower.is_some_and(|follower| follower.try_send(event).is_err()) {
+            tracing::warn!(purpose, "an event of a child is lost: nobody reads them");
+        }
+    }
+
+    fn tell_all(&self, event: impl Fn(&str) -> ChildEvent) {
+        let purposes: Vec<&'static str> = self.followers.borrow().keys().copied().collect();
+        for purpose in purposes {
+            self.tell(purpose, event(purpose));
+        }
     }
 
     /// New connections are refused from now on.
@@ -300,6 +387,9 @@ impl Core {
                     process::kill_group_of(leader);
                 }
                 tracing::warn!(has_ended, "the connection to the keeper has ended");
+                if has_ended {
+                    self.keeping.tell_all(|_| ChildEvent::KeeperLost);
+                }
             }
             if events.is_none() || since.elapsed() < LIVED_WELL {
                 tokio::time::sleep(pause).await;
@@ -323,6 +413,11 @@ impl Core {
                     "a2mcp: the keeper was lost; there is one again that holds the port".into(),
                 );
                 self.write_state();
+                let children = self.keeping.inherited.take();
+                let of = |purpose: &str| {
+                    children.iter().filter(|child| child.purpose == purpose).cloned().collect()
+                };
+                self.keeping.tell_all(|purpose| ChildEvent::KeeperBack(of(purpose)));
             }
         }
     }
@@ -331,6 +426,8 @@ impl Core {
         while let Some(Event::ChildEnded(child)) = events.recv().await {
             tracing::info!(purpose = child.purpose, exit = ?child.exit, "a child has ended");
             self.keeping.leaders.borrow_mut().retain(|leader| *leader != child.process);
+            let purpose = child.purpose.clone();
+            self.keeping.tell(&purpose, ChildEvent::Ended(child));
         }
     }
 }

@@ -48,6 +48,12 @@ pub fn explain(message: &str) {
     let _ = writeln!(io::stderr().lock(), "{}", text::clean_block(message));
 }
 
+/// Shows a line on a terminal's stderr that the next one replaces; an empty one clears it.
+pub fn line(text: &str) {
+    let mut stderr = io::stderr().lock();
+    let _ = write!(stderr, "\r\x1b[K{}", text::clean(text, 70)).and_then(|()| stderr.flush());
+}
+
 fn for_stdout(text: &str) -> Cow<'_, str> {
     if io::stdout().is_terminal() { text::clean_block(text) } else { Cow::Borrowed(text) }
 }

@@ -31,6 +31,7 @@ use crate::refhost::launch::Exit;
 use crate::refhost::shim::{Order, ShimHandle};
 use crate::refhost::store::Outcome;
 use crate::refhost::tools::HostState;
+use crate::supervise;
 use crate::text::clean;
 
 /// How long a server may take to answer `initialize`: `npx` may have to download it first.
@@ -180,7 +181,7 @@ impl Wrapped {
                 end.reason,
                 last_line(&self.last_words())
             );
-            let next = respawn.ended(end.had_answered, Instant::now());
+            let next = respawn.ended(end.had_answered, Instant::now(), supervise::chance());
             let (Next::Start(pause) | Next::Failed(pause)) = next;
             let state = match next {
                 Next::Start(_) => {
