@@ -29,7 +29,7 @@ options.add_argument("--deaf", action="store_true", help="ignore SIGTERM and the
 options.add_argument("rest", nargs="*")
 options = options.parse_args()
 
-lock = threading.Lock()
+lock = threading.RLock()
 waiting = {}
 cancelled = set()
 more_tools = []
@@ -263,13 +263,15 @@ def call(request, params, raw):
                 time.sleep(step or 0.01)
             return content(text(f"slept {seconds} s"))
         case "large":
-            write(b'{"jsonrpc":"2.0","id":%d,"result":{"content":[{"type":"text","text":"' % request)
-            rest = int(given["bytes"])
-            while rest:
-                part = min(rest, 1 << 20)
-                write(b"x" * part)
-                rest -= part
-            write(b'"}],"isError":false}}\n')
+            # One line, whatever else is to be said meanwhile.
+            with lock:
+                write(b'{"jsonrpc":"2.0","id":%d,"result":{"content":[{"type":"text","text":"' % request)
+                rest = int(given["bytes"])
+                while rest:
+                    part = min(rest, 1 << 20)
+                    write(b"x" * part)
+                    rest -= part
+                write(b'"}],"isError":false}}\n')
             return None
         case "latin":
             write(b'{"jsonrpc":"2.0","id":%d,"result":{"content":[{"type":"text","text":"caf\xe9"}]}}\n' % request)
