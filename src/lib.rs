@@ -71,3 +71,4 @@ pub mod state;
 pub mod supervise;
 pub mod text;
 pub mod wrap;
+pub mod xfer;

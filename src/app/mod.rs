@@ -6,8 +6,8 @@
 //! [`reply`] chooses between JSON and stream; [`listeners`] holds the sessions' server streams,
 //! [`questions`] what the host asks callers, [`wants`] what sessions asked to hear of; [`stall`] tells
 //! callers of a host that does not respond; [`peer`] takes what the shim sends unasked; [`operate`]
-//! does what the operator asks for; [`bind`] finds the port, [`keeping`] has the keeper hold it;
-//! [`log`] owns stderr.
+//! does what the operator asks for; [`share`] serves files; [`host_llm`] switches the host's own model
+//! requests; [`bind`] finds the port, [`keeping`] has the keeper hold it; [`log`] owns stderr.
 //!
 //! Everything runs on one thread, so the core's parts sit in `RefCell`s and are borrowed for the
 //! length of a statement, never over an await.
@@ -16,6 +16,7 @@ pub mod bind;
 pub mod calls;
 mod endpoint;
 pub mod exchange;
+mod host_llm;
 pub mod keeping;
 pub mod life;
 mod listeners;
@@ -25,6 +26,7 @@ mod peer;
 mod questions;
 mod relay;
 mod reply;
+mod share;
 mod stall;
 pub mod streams;
 mod wants;
@@ -43,8 +45,9 @@ use tokio_util::task::TaskTracker;
 use crate::audit::Audit;
 use crate::config::{AgentDir, Config, Token};
 use crate::frame::envelope::LARGE;
-use crate::frame::messages::{Hello, Level, Notice, Server};
+use crate::frame::messages::{Hello, HostLlm, Level, Notice, Server};
 use crate::host::Link;
+use crate::install::Installer;
 use crate::ledger::Ledger;
 use crate::mcp::call::ToolResult;
 use crate::mcp::catalogue::{Catalogue, Denied};
@@ -78,6 +81,8 @@ pub struct Core {
     pub audit: Audit,
     /// Names the config removes.
     pub denied: Denied,
+    /// Finds and fetches the programs of children.
+    pub installer: Installer,
     /// The companion that holds the listening socket.
     pub keeping: Keeping,
     /// Tasks that must end before the process does.
@@ -119,6 +124,8 @@ pub struct Core {
     main: Cell<Option<bool>>,
     /// The server behind a host that only wraps one.
     server: RefCell<Option<Server>>,
+    /// The switch on the host's model requests and the requests refused, as the host last said.
+    host_llm: Cell<Option<(HostLlm, u64)>>,
     /// The id of a `bridge/stop` that waits for its answer.
     stop_request: RefCell<Option<Bytes>>,
     saved: watch::Sender<u64>,
@@ -126,6 +133,7 @@ pub struct Core {
     save_number: Cell<u64>,
     /// The keeper that the state file names.
     saved_keeper: Cell<Option<Identity>>,
+    shares: share::Shares,
     unauthorized: Cell<u64>,
     paused: Cell<bool>,
     /// What callers were last told about the host.
@@ -165,6 +173,7 @@ pub struct Parts {
     pub(crate) address: SocketAddr,
     pub(crate) link: Link,
     pub(crate) audit: Audit,
+    pub(crate) installer: Installer,
     pub(crate) keeping: Keeping,
     pub(crate) tasks: TaskTracker,
     pub(crate) sessions: Sessions,
@@ -183,6 +192,7 @@ impl Core {
             address: parts.address,
             link: parts.link,
             audit: parts.audit,
+            installer: parts.installer,
             keeping: parts.keeping,
             tasks: parts.tasks,
             wishes: Wishes::default(),
@@ -210,11 +220,13 @@ impl Core {
             catalogue_wanted: Notify::new(),
             main: Cell::new(None),
             server: RefCell::default(),
+            host_llm: Cell::new(None),
             stop_request: RefCell::default(),
             saved: watch::Sender::new(0),
             save_wanted: Notify::new(),
             save_number: Cell::new(0),
             saved_keeper: Cell::new(None),
+            shares: share::Shares::default(),
             unauthorized: Cell::new(0),
             paused: Cell::new(false),
             stalled: Cell::new(false),
@@ -275,7 +287,7 @@ impl Core {
             match self.link.request("tools/list", Vec::new()).await.map(crate::host::Answer::into_result) {
                 Err(_) => return,
                 Ok(Err(error)) => tracing::info!(error = error.message, "the host has no tool list yet"),
-                Ok(Ok(result)) => match Catalogue::from_host(&result, &self.denied) {
+                Ok(Ok(result)) => match Catalogue::from_host(&result, &self.denied, &share::OWN_TOOLS) {
                     Err(error) => tracing::warn!("tool list ignored, the last one stays: {error}"),
                     Ok(catalogue) => self.learn_catalogue(catalogue),
                 },
@@ -294,7 +306,7 @@ impl Core {
                 "entries of the host's tool list left out: no name, or a name twice"
             );
         }
-        if catalogue.names.is_empty() && self.catalogue.borrow().is_some() {
+        if catalogue.is_host_empty && self.catalogue.borrow().is_some() {
             // A host between two sessions: an empty list would make clients forget their tools.
             tracing::warn!("the host's tool list is empty; the last one stays");
             return;
@@ -313,6 +325,12 @@ impl Core {
         self.save_wanted.notify_one();
         let mut saved = self.saved.subscribe();
         let _ = saved.wait_for(|saved| *saved >= number).await;
+    }
+
+    /// As [`Core::save`], for the share.
+    async fn save_share(&self) {
+        self.sessions.borrow_mut().save_again();
+        self.save().await;
     }
 
     /// Owner of the state file: one write for everything asked for meanwhile.
@@ -341,6 +359,7 @@ impl Core {
                 sessions,
             );
             state.keeper = keeper;
+            state.share = self.share_terms();
             let file = self.dir.state_file(self.address.port());
             if let Err(error) = state::write(&file, &state) {
                 tracing::warn!(%error, file = %file.display(), "sessions cannot be saved: they will not survive a restart");

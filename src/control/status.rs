@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use serde::{Deserialize, Serialize};
 
-use crate::frame::messages::Server;
+use crate::frame::messages::{self, Server};
 use crate::text::clean;
 
 /// A sidecar's own account.
@@ -38,6 +38,9 @@ pub struct Status {
     /// The companion that holds the listening socket; absent when there is none.
     #[serde(default)]
     pub keeper: Option<Keeper>,
+    /// What is shared; absent when nothing is.
+    #[serde(default)]
+    pub share: Option<Share>,
     /// Tools on offer; absent before the first list came.
     pub tools: Option<usize>,
     /// Tool names that at least one known client refuses.
@@ -76,6 +79,9 @@ pub struct Host {
     pub pid: u32,
     /// Whether it has a live Main session; absent when it has not said.
     pub main: Option<bool>,
+    /// The switch on its own model requests; absent when it has none or has not said.
+    #[serde(default)]
+    pub llm: Option<HostLlm>,
     /// Round trip of the last ping, in milliseconds.
     pub lag_ms: Option<u64>,
     /// When its last byte came, in milliseconds.
@@ -83,6 +89,15 @@ pub struct Host {
     /// The server behind a host that only wraps one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub server: Option<Server>,
+}
+
+/// The switch on the host's own model requests.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct HostLlm {
+    /// Where it stands.
+    pub state: messages::HostLlm,
+    /// Requests refused since the host started.
+    pub denied: u64,
 }
 
 /// The keeper, as the sidecar knows it.
@@ -112,6 +127,26 @@ pub struct Child {
     /// Since when it runs or ran, in milliseconds.
     pub age_ms: u64,
     /// `running`, or how it ended.
+    pub state: String,
+}
+
+/// What `/xfer/` serves.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Share {
+    /// The shared file or folder.
+    pub path: String,
+    /// The file server's own port.
+    pub port: u16,
+    /// When it ends.
+    pub expires_at: String,
+    /// In how many milliseconds.
+    pub left_ms: u64,
+    /// Requests in flight.
+    pub transfers: usize,
+    /// Cut uploads that can be continued.
+    pub cut_uploads: usize,
+    /// `serving`, or why not.
     pub state: String,
 }
 
@@ -187,6 +222,9 @@ pub fn render(status: &Status) -> String {
             ),
         );
     }
+    if let Some(llm) = &status.host.llm {
+        line("inference", inference(llm));
+    }
     let memory = status
         .resident_bytes
         .map_or_else(|| "memory unknown".into(), |bytes| format!("{:.1} MiB", bytes as f64 / 1_048_576.0));
@@ -216,6 +254,22 @@ pub fn render(status: &Status) -> String {
                 line("note", clean(note, 300).into_owned());
             }
         }
+    }
+    if let Some(share) = &status.share {
+        let cut = match share.cut_uploads {
+            0 => String::new(),
+            count => format!(" · {count} cut upload(s)"),
+        };
+        line(
+            "share",
+            format!(
+                "{} · {} · {} in flight{cut} · ends in {}",
+                clean(&share.path, 200),
+                clean(&share.state, 200),
+                share.transfers,
+                age(share.left_ms)
+            ),
+        );
     }
     line(
         "tools",
@@ -264,6 +318,16 @@ pub fn render(status: &Status) -> String {
     }
     out.truncate(out.trim_end().len());
     out
+}
+
+fn inference(llm: &HostLlm) -> String {
+    match llm.state {
+        messages::HostLlm::Armed => format!("host_llm=deny denied={}", llm.denied),
+        messages::HostLlm::Degraded => "host_llm=deny (tripwire only)".into(),
+        messages::HostLlm::Allow => "host_llm=allow".into(),
+        messages::HostLlm::Refused => "host_llm=allow (deny was refused)".into(),
+        messages::HostLlm::Unknown => "host_llm=unknown".into(),
+    }
 }
 
 fn health(status: &Status) -> String {

@@ -4,7 +4,7 @@
 //! slice of it is gone.
 
 use std::collections::VecDeque;
-use std::convert::Infallible;
+use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -45,6 +45,8 @@ pub enum Body {
     Receipted(VecDeque<Bytes>, Receipt),
     /// Comes piece by piece.
     Stream(Pin<Box<dyn Stream<Item = Bytes>>>),
+    /// Another server's; when it breaks, so does the connection it goes out on.
+    Relayed(Pin<Box<dyn HttpBody<Data = Bytes, Error = io::Error>>>),
 }
 
 /// Told, when the body is dropped, whether the connection had taken all of it.
@@ -81,12 +83,9 @@ impl From<Bytes> for Body {
 
 impl HttpBody for Body {
     type Data = Bytes;
-    type Error = Infallible;
+    type Error = io::Error;
 
-    fn poll_frame(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
         match self.get_mut() {
             Self::Empty => Poll::Ready(None),
             Self::Parts(parts) | Self::Receipted(parts, _) => {
@@ -95,6 +94,7 @@ impl HttpBody for Body {
             Self::Stream(pieces) => {
                 pieces.as_mut().poll_next(cx).map(|piece| piece.map(|piece| Ok(Frame::data(piece))))
             }
+            Self::Relayed(body) => body.as_mut().poll_frame(cx),
         }
     }
 
@@ -103,6 +103,7 @@ impl HttpBody for Body {
             Self::Empty => true,
             Self::Parts(parts) | Self::Receipted(parts, _) => parts.is_empty(),
             Self::Stream(_) => false,
+            Self::Relayed(body) => body.is_end_stream(),
         }
     }
 
@@ -113,6 +114,7 @@ impl HttpBody for Body {
                 SizeHint::with_exact(parts.iter().map(|part| part.len() as u64).sum())
             }
             Self::Stream(_) => SizeHint::default(),
+            Self::Relayed(body) => body.size_hint(),
         }
     }
 }
