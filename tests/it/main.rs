@@ -8,7 +8,7 @@
 //! `shim` (the Rust shim against a scripted sidecar), `kills` and `kill_loop` (the sidecar dies at the
 //! worst moments: one execution, one result), `streams`, `progress`, `cancel`, `relay`, `replay` and
 //! `proxies` (what crosses on streams, and coming back), `refhost` (the reference host and `a2mcp demo` as
-//! processes).
+//! processes), `wrap` and `wrap_ends` (a stdio server behind the endpoint; who dies with whom).
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -43,3 +43,5 @@ mod shim;
 mod stalls;
 mod streams;
 mod upgrade;
+mod wrap;
+mod wrap_ends;
