@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::http::Client;
 use super::reference::{Program, a2mcp, identity, token};
-use super::{cli, eventually};
+use super::{SOON, cli, eventually, within};
 
 /// The scripted server.
 pub fn script() -> PathBuf {
@@ -55,7 +55,7 @@ impl Wrap {
     pub fn run(dir: tempfile::TempDir, command: &mut Command) -> Self {
         let errors = std::fs::File::create(dir.path().join("wrap.stderr")).unwrap();
         let mut program = Program::start_with(command, Stdio::from(errors));
-        let ready = eventually("the line of `wrap`", || {
+        let ready = within(SOON * 3, "the line of `wrap`", || {
             if let Some(status) = program.child.try_wait().unwrap() {
                 let said = std::fs::read_to_string(dir.path().join("wrap.stderr")).unwrap_or_default();
                 panic!("`wrap` ended with {status}: {said}");
