@@ -6,8 +6,8 @@
 //! [`reply`] chooses between JSON and stream; [`listeners`] holds the sessions' server streams,
 //! [`questions`] what the host asks callers, [`wants`] what sessions asked to hear of; [`stall`] tells
 //! callers of a host that does not respond; [`peer`] takes what the shim sends unasked; [`operate`]
-//! does what the operator asks for; [`share`] serves files; [`bind`] finds the port, [`keeping`] has the keeper hold it;
-//! [`log`] owns stderr.
+//! does what the operator asks for; [`share`] serves files; [`host_llm`] switches the host's own model
+//! requests; [`bind`] finds the port, [`keeping`] has the keeper hold it; [`log`] owns stderr.
 //!
 //! Everything runs on one thread, so the core's parts sit in `RefCell`s and are borrowed for the
 //! length of a statement, never over an await.
@@ -16,6 +16,7 @@ pub mod bind;
 pub mod calls;
 mod endpoint;
 pub mod exchange;
+mod host_llm;
 pub mod keeping;
 pub mod life;
 mod listeners;
@@ -44,7 +45,7 @@ use tokio_util::task::TaskTracker;
 use crate::audit::Audit;
 use crate::config::{AgentDir, Config, Token};
 use crate::frame::envelope::LARGE;
-use crate::frame::messages::{Hello, Level, Notice};
+use crate::frame::messages::{Hello, HostLlm, Level, Notice, Server};
 use crate::host::Link;
 use crate::install::Installer;
 use crate::ledger::Ledger;
@@ -121,6 +122,10 @@ pub struct Core {
     catalogue: watch::Sender<Option<Rc<Catalogue>>>,
     catalogue_wanted: Notify,
     main: Cell<Option<bool>>,
+    /// The server behind a host that only wraps one.
+    server: RefCell<Option<Server>>,
+    /// The switch on the host's model requests and the requests refused, as the host last said.
+    host_llm: Cell<Option<(HostLlm, u64)>>,
     /// The id of a `bridge/stop` that waits for its answer.
     stop_request: RefCell<Option<Bytes>>,
     saved: watch::Sender<u64>,
@@ -214,6 +219,8 @@ impl Core {
             catalogue: watch::Sender::new(None),
             catalogue_wanted: Notify::new(),
             main: Cell::new(None),
+            server: RefCell::default(),
+            host_llm: Cell::new(None),
             stop_request: RefCell::default(),
             saved: watch::Sender::new(0),
             save_wanted: Notify::new(),

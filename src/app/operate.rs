@@ -297,8 +297,10 @@ impl Core {
                 version: self.hello.host.version.clone(),
                 pid: self.host.pid,
                 main: self.main.get(),
+                llm: self.host_llm.get().map(|(state, denied)| status::HostLlm { state, denied }),
                 lag_ms: self.link.lag().map(|lag| lag.as_millis() as u64),
                 heard_ago_ms: self.link.heard_ago().as_millis() as u64,
+                server: self.server.borrow().clone(),
             },
             keeper,
             share: self.share_status(),
@@ -346,8 +348,10 @@ impl Core {
                 vec![format!("the config would be refused at the next restart: {}", with_causes(&error))]
             }
             Ok((config, _)) => {
-                let changed =
-                    [("port", config.port != self.config.port), ("host", config.host != self.config.host)];
+                let changed = [
+                    ("port", self.hello.port.unwrap_or(config.port) != self.config.port),
+                    ("host", config.host != self.config.host),
+                ];
                 let changed = changed.into_iter().filter(|(_, changed)| *changed);
                 changed
                     .map(|(field, _)| {

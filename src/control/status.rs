@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 
 use serde::{Deserialize, Serialize};
 
+use crate::frame::messages::{self, Server};
 use crate::text::clean;
 
 /// A sidecar's own account.
@@ -78,10 +79,25 @@ pub struct Host {
     pub pid: u32,
     /// Whether it has a live Main session; absent when it has not said.
     pub main: Option<bool>,
+    /// The switch on its own model requests; absent when it has none or has not said.
+    #[serde(default)]
+    pub llm: Option<HostLlm>,
     /// Round trip of the last ping, in milliseconds.
     pub lag_ms: Option<u64>,
     /// When its last byte came, in milliseconds.
     pub heard_ago_ms: u64,
+    /// The server behind a host that only wraps one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub server: Option<Server>,
+}
+
+/// The switch on the host's own model requests.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct HostLlm {
+    /// Where it stands.
+    pub state: messages::HostLlm,
+    /// Requests refused since the host started.
+    pub denied: u64,
 }
 
 /// The keeper, as the sidecar knows it.
@@ -192,6 +208,23 @@ pub fn render(status: &Status) -> String {
             age(status.host.heard_ago_ms)
         ),
     );
+    if let Some(server) = &status.host.server {
+        let pid = server.pid.map(|pid| format!(" · pid {pid}")).unwrap_or_default();
+        let reason = server.reason.as_ref().map(|reason| format!(" · last end: {}", clean(reason, 200)));
+        line(
+            "server",
+            format!(
+                "{}{pid} · {} restart(s) · {} stdout line(s) skipped{}",
+                clean(&server.state, 20),
+                server.restarts,
+                server.skipped_lines,
+                reason.unwrap_or_default()
+            ),
+        );
+    }
+    if let Some(llm) = &status.host.llm {
+        line("inference", inference(llm));
+    }
     let memory = status
         .resident_bytes
         .map_or_else(|| "memory unknown".into(), |bytes| format!("{:.1} MiB", bytes as f64 / 1_048_576.0));
@@ -285,6 +318,16 @@ pub fn render(status: &Status) -> String {
     }
     out.truncate(out.trim_end().len());
     out
+}
+
+fn inference(llm: &HostLlm) -> String {
+    match llm.state {
+        messages::HostLlm::Armed => format!("host_llm=deny denied={}", llm.denied),
+        messages::HostLlm::Degraded => "host_llm=deny (tripwire only)".into(),
+        messages::HostLlm::Allow => "host_llm=allow".into(),
+        messages::HostLlm::Refused => "host_llm=allow (deny was refused)".into(),
+        messages::HostLlm::Unknown => "host_llm=unknown".into(),
+    }
 }
 
 fn health(status: &Status) -> String {

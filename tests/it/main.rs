@@ -1,14 +1,14 @@
 //! The quick tests: real sidecar processes, real frames, real HTTP, all on loopback.
 //!
 //! One file per boundary or promise: `endpoint` (who may knock and in which order that is judged),
-//! `messages` (JSON-RPC shapes, ids, byte fidelity), `sessions`, `catalogue`, `calls`, `frames`
+//! `host_llm` (the switch on the host's model), `messages` (JSON-RPC shapes, ids, byte fidelity), `sessions`, `catalogue`, `calls`, `frames`
 //! (hostile ones), `life` (start, stop, death, ports), `audit`, `operate` (the command line), `load`
 //! (limits and crowds), `keeper` (what outlives a sidecar), `install`
 //! (getting dufs and cloudflared), `schema` (the fixtures of `ipc-schema/`),
 //! `shim` (the Rust shim against a scripted sidecar), `kills` and `kill_loop` (the sidecar dies at the
 //! worst moments: one execution, one result), `streams`, `progress`, `cancel`, `relay`, `replay` and
 //! `proxies` (what crosses on streams, and coming back), `refhost` (the reference host and `a2mcp demo` as
-//! processes).
+//! processes), `wrap` and `wrap_ends` (a stdio server behind the endpoint; who dies with whom).
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -22,6 +22,8 @@ mod catalogue;
 mod endpoint;
 mod files;
 mod frames;
+mod handover;
+mod host_llm;
 mod install;
 mod keeper;
 mod kill_loop;
@@ -41,3 +43,5 @@ mod shim;
 mod stalls;
 mod streams;
 mod upgrade;
+mod wrap;
+mod wrap_ends;
