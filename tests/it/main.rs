@@ -18,6 +18,7 @@ mod audit;
 mod calls;
 mod cancel;
 mod catalogue;
+mod cloudflared;
 mod endpoint;
 mod frames;
 mod keeper;

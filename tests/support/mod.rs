@@ -6,6 +6,7 @@
 #![allow(dead_code, clippy::unwrap_used, missing_docs, unreachable_pub)]
 
 pub mod caller;
+pub mod cloudflared;
 pub mod fixtures;
 pub mod http;
 pub mod proxy;
