@@ -48,6 +48,17 @@ pub(super) struct Note {
     args: String,
     #[serde(default)]
     started_ms: u64,
+    /// When its caller left; absent while there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    left_ms: Option<u64>,
+    /// When it ended with nobody there: the replay window began then, however many sidecars follow.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    ended_ms: Option<u64>,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    has_moved_on: bool,
+    /// Somebody sent it again: the result says so to whoever gets it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    is_attached: bool,
 }
 
 /// A `tools/call` read, digested and redacted: everything that takes time with large arguments.
@@ -99,6 +110,8 @@ impl Core {
         let call_id = uuid::Uuid::new_v4().to_string();
         let newcomer = Newcomer { sid: &caller.sid, rpc_id, tool: prepared.tool(), digest: prepared.digest };
         let verdict = self.ledger.borrow_mut().admit(&call_id, &newcomer, now_ms());
+        let moved_on = self.ledger.borrow_mut().take_moved_on();
+        moved_on.iter().for_each(|call_id| self.renew_note(call_id));
         let seat = |key: &str| Seat {
             sid: caller.sid.clone(),
             rpc_id: rpc_id.to_owned(),
@@ -137,22 +150,44 @@ impl Core {
         let record = Record::attached(&exchange.key, &exchange.seat().sid, prepared.tool(), &prepared.args);
         let core = self.clone();
         self.tasks.spawn_local(async move { core.audit.write(record).await });
-        self.renew_note(exchange);
+        self.renew_note(&exchange.key);
     }
 
-    /// Tells the shim who a call belongs to by now, for a later sidecar.
-    fn renew_note(&self, exchange: &Rc<Exchange>) {
-        let seat = exchange.seat();
-        let mut notes = self.notes.borrow_mut();
-        let Some(note) = notes.get_mut(&exchange.key) else { return };
-        note.sid.clone_from(&seat.sid);
-        note.rpc_id.clone_from(&seat.rpc_id);
+    /// Tells the shim what a later sidecar must know of a call by now: whose it is, and since when
+    /// nobody waits for it.
+    pub(super) fn renew_note(&self, call_id: &str) {
+        let seat = self.exchanges.borrow().get(call_id).map(|exchange| exchange.seat());
+        let (mut notes, ledger) = (self.notes.borrow_mut(), self.ledger.borrow());
+        // A call whose host was not asked yet has no note; it gets all this with the question.
+        let (Some(seat), Some(note), Some(entry)) = (seat, notes.get_mut(call_id), ledger.get(call_id))
+        else {
+            return;
+        };
+        note.sid = seat.sid;
+        note.rpc_id = seat.rpc_id;
         note.token = seat.progress_token.map(|token| String::from_utf8_lossy(&token).into_owned());
-        let params = serde_json::json!({ "callId": exchange.key, "note": &*note });
+        note.left_ms = entry.left_ms();
+        note.ended_ms = entry.ended_ms();
+        note.has_moved_on = entry.has_moved_on();
+        note.is_attached = self.attached.borrow().contains(call_id);
+        let params = serde_json::json!({ "callId": call_id, "note": &*note });
         let link = self.link.clone();
         self.tasks.spawn_local(async move {
             let _ = link.notify("bridge/note", &params).await;
         });
+    }
+
+    /// The caller's connection broke, or ended before the response was out.
+    pub(super) fn left(&self, call_id: &str) {
+        self.ledger.borrow_mut().left(call_id, now_ms());
+        self.renew_note(call_id);
+        self.sweep_wanted.notify_one();
+    }
+
+    /// The caller came back by `Last-Event-ID`.
+    pub(super) fn returned(&self, call_id: &str) {
+        self.ledger.borrow_mut().returned(call_id);
+        self.renew_note(call_id);
     }
 
     async fn run_call(self: Rc<Self>, exchange: &Rc<Exchange>, caller: &Caller, prepared: Prepared) {
@@ -210,8 +245,14 @@ impl Core {
         }
         let outcome =
             if self.attached.borrow().contains(call_id) { self.marked(call_id, outcome) } else { outcome };
-        self.ledger.borrow_mut().ended(call_id, outcome.weight(), now_ms());
+        let ended_before = self.notes.borrow().get(call_id).and_then(|note| note.ended_ms);
+        let ended_ms = ended_before.unwrap_or_else(now_ms).min(now_ms());
+        self.ledger.borrow_mut().ended(call_id, outcome.weight(), ended_ms);
         exchange.finish(outcome);
+        let is_orphan = self.ledger.borrow().get(call_id).is_some_and(ledger::Entry::is_orphan);
+        if is_orphan && ended_before.is_none() {
+            self.renew_note(call_id);
+        }
         self.drop_questions_of(call_id, "the call has ended");
         self.call_ended.notify_waiters();
         self.sweep_wanted.notify_one();
@@ -257,6 +298,7 @@ impl Core {
             bound: self.token_mark(),
             args: args.as_str().to_owned(),
             started_ms,
+            ..Note::default()
         };
         let note_text = serde_json::to_string(&note).unwrap_or_else(|_| "{}".into());
         self.notes.borrow_mut().insert(call_id.clone(), note);
@@ -317,6 +359,8 @@ impl Core {
                 tool: call.tool.clone(),
                 digest: unbase64(&note.digest).unwrap_or_default(),
                 started_ms: note.started_ms,
+                left_ms: note.left_ms,
+                has_moved_on: note.has_moved_on,
                 attachable: note.bound == self.token_mark() && call.state != InFlightState::Cancelled,
             };
             self.ledger.borrow_mut().inherit(inherited, now_ms());
@@ -330,6 +374,9 @@ impl Core {
             let exchange = Exchange::new(call.call_id.clone(), true, seat);
             self.exchanges.borrow_mut().insert(call.call_id.clone(), exchange.clone());
             let args = Args::redacted_before(&note.args);
+            if note.is_attached {
+                self.attached.borrow_mut().insert(call.call_id.clone());
+            }
             self.notes.borrow_mut().insert(call.call_id.clone(), note);
             let (answer, late) = tokio::sync::oneshot::channel();
             let on_record = on_record.contains(call.call_id.as_str());
@@ -340,6 +387,17 @@ impl Core {
             self.tasks.spawn_local(async move {
                 core.run_inherited(&exchange, &call, (&args, on_record), late).await;
             });
+        }
+    }
+
+    /// Says of the inherited calls that their callers left with the earlier sidecar, where that one did
+    /// not: the next one is not to count from its own start.
+    pub(super) fn note_inherited(&self) {
+        for call in &self.hello.in_flight {
+            let is_said = self.notes.borrow().get(&call.call_id).is_none_or(|note| note.left_ms.is_some());
+            if !is_said {
+                self.renew_note(&call.call_id);
+            }
         }
     }
 

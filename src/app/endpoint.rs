@@ -342,7 +342,7 @@ impl Core {
         if !exchange.belongs_to(sid) {
             return None;
         }
-        self.ledger.borrow_mut().returned(&exchange.key);
+        self.returned(&exchange.key);
         // Whatever its earlier connection still does tells nothing about this one.
         for calls in self.deliveries.borrow_mut().values_mut() {
             calls.retain(|call| *call != exchange.key);

@@ -260,6 +260,7 @@ async fn serve(
     };
     tracing::info!(version = VERSION, pid = std::process::id(), url = result.url, "serving");
     let _ = link.answer(&id, &Ok::<_, RpcError>(result)).await;
+    core.note_inherited();
     for warning in warnings {
         core.notify(Level::Warning, format!("a2mcp: {warning}"));
     }

@@ -121,8 +121,7 @@ impl Core {
             self.cancel_call(exchange, Cancel::Caller);
         }
         if exchange.is_call {
-            self.ledger.borrow_mut().left(&exchange.key, now_ms());
-            self.sweep_wanted.notify_one();
+            self.left(&exchange.key);
         }
     }
 
@@ -132,7 +131,7 @@ impl Core {
         for call_id in calls {
             match event {
                 ConnectionEvent::NextRequest | ConnectionEvent::Closed => self.delivered(&call_id),
-                ConnectionEvent::Broken => self.ledger.borrow_mut().left(&call_id, now_ms()),
+                ConnectionEvent::Broken => self.left(&call_id),
             }
         }
     }

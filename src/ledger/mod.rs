@@ -137,6 +137,8 @@ pub struct Ledger {
     running: usize,
     served: u64,
     window_ms: u64,
+    /// Orphans whose sessions have moved on since this was last asked for.
+    moved_on: Vec<String>,
 }
 
 impl Ledger {
@@ -150,6 +152,7 @@ impl Ledger {
             running: 0,
             served: 0,
             window_ms,
+            moved_on: Vec::new(),
         }
     }
 
@@ -165,8 +168,10 @@ impl Ledger {
             if let Caller::Left { at_ms } = orphan.caller
                 && orphan.sid == newcomer.sid
                 && now_ms > at_ms + MOVED_ON_MS
+                && !orphan.has_moved_on
             {
                 orphan.has_moved_on = true;
+                self.moved_on.push(orphan.call_id.clone());
             }
         }
         if self.running >= MAX_CALLS {
@@ -243,7 +248,12 @@ impl Ledger {
         }
     }
 
-    /// Enters a call of an earlier sidecar: its caller's connection broke with that one.
+    /// The orphans whose sessions have moved on since the last time this was asked.
+    pub fn take_moved_on(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.moved_on)
+    }
+
+    /// Enters a call of an earlier sidecar: its caller's connection broke with that one at the latest.
     pub fn inherit(&mut self, call: Inherited, now_ms: u64) {
         self.enter(Entry {
             call_id: call.call_id,
@@ -253,11 +263,11 @@ impl Ledger {
             digest: call.digest,
             started_ms: call.started_ms.min(now_ms),
             phase: Phase::Running,
-            caller: Caller::Left { at_ms: now_ms },
+            caller: Caller::Left { at_ms: call.left_ms.unwrap_or(now_ms).min(now_ms) },
             ended_ms: None,
             bytes: None,
             attachable: call.attachable,
-            has_moved_on: false,
+            has_moved_on: call.has_moved_on,
         });
     }
 
@@ -464,7 +474,22 @@ impl Ledger {
 impl Entry {
     /// Whether its caller is gone.
     pub fn is_orphan(&self) -> bool {
-        matches!(self.caller, Caller::Left { .. })
+        self.left_ms().is_some()
+    }
+
+    /// Since when its caller is gone.
+    pub fn left_ms(&self) -> Option<u64> {
+        if let Caller::Left { at_ms } = self.caller { Some(at_ms) } else { None }
+    }
+
+    /// When it ended.
+    pub fn ended_ms(&self) -> Option<u64> {
+        self.ended_ms
+    }
+
+    /// See [`Ledger::admit`].
+    pub fn has_moved_on(&self) -> bool {
+        self.has_moved_on
     }
 }
 
@@ -492,6 +517,10 @@ pub struct Inherited {
     pub digest: Digest,
     /// See [`Entry`].
     pub started_ms: u64,
+    /// When its caller left, if that was before the earlier sidecar's end.
+    pub left_ms: Option<u64>,
+    /// See [`Entry`].
+    pub has_moved_on: bool,
     /// Not cancelled, of this token, and its note was understood.
     pub attachable: bool,
 }

@@ -205,6 +205,8 @@ fn inherited_calls_are_orphans() {
         tool: "t".into(),
         digest: digest("t", b"x"),
         started_ms: 5,
+        left_ms: None,
+        has_moved_on: false,
         attachable: true,
     };
     ledger.inherit(call.clone(), 1000);
@@ -214,6 +216,35 @@ fn inherited_calls_are_orphans() {
     );
     assert_eq!(ledger.admit("x", &newcomer("s", "7", "x"), 1001), attach("a"));
     assert_eq!(ledger.admit("y", &newcomer("s", "8", "y"), 1001), Verdict::New);
+}
+
+#[test]
+fn an_inherited_call_is_as_old_as_its_note_says() {
+    let mut ledger = Ledger::new(WINDOW);
+    let call = |id: &str, left_ms, has_moved_on| Inherited {
+        call_id: id.into(),
+        sid: "s".into(),
+        rpc_id: "1".into(),
+        tool: "t".into(),
+        digest: digest("t", id.as_bytes()),
+        started_ms: 5,
+        left_ms,
+        has_moved_on,
+        attachable: true,
+    };
+    let now = 1_000_000;
+    ledger.inherit(call("past", Some(10), false), now);
+    ledger.inherit(call("moved", Some(10), true), now);
+    ledger.inherit(call("future", Some(now + 9), false), now);
+    assert_eq!(ledger.get("future").unwrap().left_ms(), Some(now), "a clock that was put back");
+    ledger.ended("past", 1, 20);
+    assert_eq!(ledger.admit("x", &newcomer("s", "7", "past"), now), Verdict::New, "its window is long over");
+    assert_eq!(ledger.sweep(now).forget, ["past"]);
+    assert_eq!(ledger.admit("y", &newcomer("s", "8", "moved"), now), Verdict::New);
+    // A different call of the same session, later than 2 s after the break of `future`: said once.
+    assert_eq!(ledger.admit("z", &newcomer("s", "9", "z"), now + 3000), Verdict::New);
+    assert_eq!(ledger.take_moved_on(), ["past", "future"]);
+    assert!(ledger.take_moved_on().is_empty());
 }
 
 #[test]

@@ -37,3 +37,4 @@ mod schema;
 mod sessions;
 mod shim;
 mod streams;
+mod upgrade;

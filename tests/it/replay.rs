@@ -115,9 +115,10 @@ fn an_orphan_sent_again_attaches_from_any_session_and_belongs_to_it() {
     assert_eq!(record["id"], call_id(&frame));
     assert_eq!(record["sid"], second.session.as_str());
     assert_eq!(record["tool"], "hang");
-    let note = host.frame(|frame| frame["method"] == "bridge/note");
-    assert_eq!(note["params"]["callId"], call_id(&frame));
-    assert!(note["params"]["note"].to_string().contains(&second.session));
+    host.frame(|seen| {
+        let params = &seen["params"];
+        params["callId"] == *call_id(&frame) && params["note"]["sid"] == second.session
+    });
     // The session it came from has nothing to do with it any more.
     assert_eq!(first.get(Some(&position)).reply().status, 400);
     first.again().delete();
@@ -502,13 +503,64 @@ fn a_killed_sidecars_calls_are_found_again_by_sending_them_again() {
 }
 
 #[test]
+fn the_window_of_a_finished_orphan_does_not_begin_anew_with_each_sidecar() {
+    let mut host = Host::start();
+    let client = host.client();
+    let frame = orphan(&host, &client, "1", ARGUMENTS);
+    host.answer(&frame, &result_of("the first", false));
+    let noted = host.frame(|frame| frame["params"]["note"]["endedMs"].is_u64());
+    let note = &noted["params"]["note"];
+    assert!(note["leftMs"].as_u64().unwrap() <= note["endedMs"].as_u64().unwrap(), "{note}");
+    kill(&mut host);
+    // Within the window, whoever says when it began: the next one finds it …
+    let fresh = in_flight(&host, &frame, "finished");
+    let mut second = next(&host, std::slice::from_ref(&fresh));
+    late_result(&second, &frame, "the first");
+    assert_attached(&attached(&second, &client, "2", ARGUMENTS).read().json()["result"], &frame, "the first");
+    kill(&mut second);
+    // … and after it has passed, however new the sidecar is, nobody does.
+    let mut past = fresh;
+    for key in ["leftMs", "endedMs"] {
+        past["note"][key] = json!(past["note"][key].as_u64().unwrap() - 31_000);
+    }
+    let third = next(&second, &[past]);
+    late_result(&third, &frame, "the first");
+    acknowledged(&third, &frame);
+    calling(&third, &client, "3", ARGUMENTS);
+}
+
+#[test]
+fn a_caller_that_left_or_moved_on_before_a_crash_has_done_so_for_the_next_sidecar_too() {
+    let mut host = Host::start();
+    let client = host.client();
+    let (_waits, connected) = calling(&host, &client, "1", r#"{"n":"connected"}"#);
+    let left = orphan(&host, &client, "2", ARGUMENTS);
+    host.frame(|frame| frame["params"]["note"]["leftMs"].is_u64());
+    kill(&mut host);
+    let mut running = [in_flight(&host, &connected, "running"), in_flight(&host, &left, "running")];
+    assert_eq!(running[0]["note"].get("leftMs"), None);
+    running[1]["note"]["leftMs"] = json!(running[1]["note"]["leftMs"].as_u64().unwrap() - 2_100);
+    let mut second = next(&host, &running);
+    // Whoever was connected left with that sidecar: said at once, for the one after the next.
+    second.frame(|frame| {
+        frame["params"]["callId"] == *call_id(&connected) && frame["params"]["note"]["leftMs"].is_u64()
+    });
+    client.again().call_text("echo", r#"{"edited":true}"#);
+    second.frame(|frame| frame["params"]["note"]["hasMovedOn"] == true);
+    kill(&mut second);
+    let third = next(&second, &[in_flight(&second, &left, "running")]);
+    let (_waiting, own) = calling(&third, &client, "4", ARGUMENTS);
+    assert_ne!(call_id(&own), call_id(&left), "edit and rerun never gets the old output");
+}
+
+#[test]
 fn a_call_that_moved_to_another_session_is_found_there_by_the_next_sidecar() {
     let mut host = streaming().start();
     let (first, second) = (host.client(), host.client());
     let frame = orphan(&host, &first, "1", ARGUMENTS);
     let mut stream = second.ask_call(r#""moved""#, "hang", ARGUMENTS, Some("5")).stream();
     let position = stream.priming().id;
-    host.frame(|frame| frame["method"] == "bridge/note");
+    host.frame(|frame| frame["params"]["note"]["rpcId"] == r#""moved""#);
     kill(&mut host);
     let host = next(&host, &[in_flight(&host, &frame, "running")]);
     assert_eq!(first.get(Some(&position)).reply().status, 400);

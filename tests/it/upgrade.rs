@@ -1,0 +1,71 @@
+//! Contract 15, planned restart: the binary that is on disk by then starts, after it was tried; one
+//! that cannot run leaves the old one serving.
+
+use std::collections::HashMap;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::path::Path;
+
+use crate::support::reference::Host;
+use crate::support::{binary, cli};
+
+/// Replaces the program as a package manager does: beside it, then renamed over it.
+fn replace(program: &Path, with: impl FnOnce(&Path)) -> u64 {
+    let beside = program.with_extension("new");
+    with(&beside);
+    std::fs::set_permissions(&beside, std::fs::Permissions::from_mode(0o755)).unwrap();
+    std::fs::rename(&beside, program).unwrap();
+    std::fs::metadata(program).unwrap().ino()
+}
+
+fn this_build(path: &Path) {
+    std::fs::copy(binary(), path).unwrap();
+}
+
+/// Which file the host's sidecar runs.
+fn running(host: &Host) -> u64 {
+    std::fs::metadata(format!("/proc/{}/exe", host.sidecar().pid)).unwrap().ino()
+}
+
+#[test]
+fn a_restart_runs_the_binary_that_is_on_disk_by_then_if_it_can_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let program = dir.path().join("a2mcp-of-this-test");
+    let first = replace(&program, this_build);
+    let path = program.to_str().unwrap().to_owned();
+    let mut host = Host::start_in(dir, &["--sidecar", &path]);
+    let client = host.session();
+    let restart = |host: &Host| cli(&["restart"], Some(host.dir.path()), &HashMap::new());
+    assert_eq!(running(&host), first);
+
+    let second = replace(&program, this_build);
+    assert_ne!(second, first);
+    let (code, _, err) = restart(&host);
+    assert_eq!(code, 0, "{err}");
+    host.next_sidecar();
+    assert_eq!(running(&host), second, "the new one runs");
+    assert_eq!(client.again().call_text("echo", r#"{"n":1}"#), r#"{"n":1}"#, "for the old sessions");
+
+    let broken: [(&str, &dyn Fn(&Path)); 2] = [
+        ("libfoo.so.9 is missing", &|path| {
+            std::fs::write(path, "#!/bin/sh\necho 'libfoo.so.9 is missing' >&2\nexit 127\n").unwrap();
+        }),
+        ("a2mcp-of-this-test", &|path| std::fs::write(path, "half a downlo").unwrap()),
+    ];
+    for (why, write) in broken {
+        replace(&program, write);
+        let (code, out, err) = restart(&host);
+        assert_eq!(code, 1, "{out}");
+        assert!(err.contains("not restarted") && err.contains(why), "{err}");
+        assert_eq!(running(&host), second, "the old one goes on");
+    }
+    std::fs::remove_file(&program).unwrap();
+    let (code, _, err) = restart(&host);
+    assert!(code == 1 && err.contains("not restarted"), "{err}");
+    assert_eq!(client.again().call_text("echo", r#"{"n":2}"#), r#"{"n":2}"#);
+
+    let third = replace(&program, this_build);
+    assert_eq!(restart(&host).0, 0);
+    host.next_sidecar();
+    assert_eq!(running(&host), third);
+    assert_eq!(client.again().call_text("echo", r#"{"n":3}"#), r#"{"n":3}"#);
+}
