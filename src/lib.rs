@@ -34,6 +34,7 @@
 //! | [`frame`] | the codec and the typed `bridge/*` messages | do I/O |
 //! | [`config`] | the config file: validation (pure) and the locked store | apply it |
 //! | [`refhost`] | the host's side of the frames in Rust: supervises a sidecar, offers demo tools | share state with the sidecar |
+//! | [`outbound`] | a request to a server elsewhere, TLS and proxy included | follow redirects, keep time |
 //! | [`state`] | the state file and the remembered port | decide what to keep |
 //! | [`process`] | spawning, identity (pid and start time), death signals; the only spawner | know what it spawns |
 //! | [`rundir`] | the private directory of the local sockets | say anything on them |
@@ -58,6 +59,7 @@ pub mod http;
 pub mod keeper;
 pub mod ledger;
 pub mod mcp;
+pub mod outbound;
 pub mod process;
 pub mod refhost;
 pub mod rundir;

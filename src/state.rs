@@ -45,6 +45,9 @@ pub struct State {
     /// then.
     #[serde(default)]
     pub address: Option<std::net::IpAddr>,
+    /// Whether a tunnel is open. Only a later sidecar of the same host makes something of it.
+    #[serde(default)]
+    pub tunnel: bool,
     /// The live sessions.
     pub sessions: Vec<Session>,
 }
@@ -70,6 +73,7 @@ impl State {
             salt,
             token_hash,
             address: Some(address),
+            tunnel: false,
             sessions,
         }
     }

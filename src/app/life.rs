@@ -21,9 +21,9 @@ use tokio_util::task::TaskTracker;
 use super::exchange::Cancel;
 use super::keeping::{self, Keeping};
 use super::peer::Shim;
-use super::{Core, Parts, Phase, VERSION, bind, log, now_ms, operate, url};
+use super::{Core, Parts, Phase, VERSION, bind, log, now_ms, operate, tunnel, url};
 use crate::audit::Audit;
-use crate::config::{AgentDir, store};
+use crate::config::{AgentDir, Env, store};
 use crate::frame::messages::{Goodbye, GoodbyeReason, Hello, HelloResult, Level, PROTOCOL, RpcError, code};
 use crate::frame::{Envelope, Shape};
 use crate::host::link::{self, LinkEnd};
@@ -51,7 +51,7 @@ const POLL: Duration = Duration::from_millis(20);
 const FLUSH_TIME: Duration = Duration::from_millis(500);
 
 /// `a2mcp sidecar`: runs until the host, the operator or a signal ends it.
-pub fn run(dir: AgentDir) -> ExitCode {
+pub fn run(dir: AgentDir, env: Env) -> ExitCode {
     process::detach_from_terminal();
     process::raise_open_files();
     log::start();
@@ -64,7 +64,7 @@ pub fn run(dir: AgentDir) -> ExitCode {
             }
         };
     let local = tokio::task::LocalSet::new();
-    let code = local.block_on(&runtime, live(dir));
+    let code = local.block_on(&runtime, live(dir, env));
     drop(local);
     runtime.shutdown_background();
     ExitCode::from(code)
@@ -87,7 +87,7 @@ pub async fn check(dir: &AgentDir, state_file: Option<&Path>) -> Result<(), Stri
     Ok(())
 }
 
-async fn live(dir: AgentDir) -> u8 {
+async fn live(dir: AgentDir, env: Env) -> u8 {
     let halves = match stdio::take() {
         Ok(halves) => halves,
         Err(error) => {
@@ -137,7 +137,7 @@ async fn live(dir: AgentDir) -> u8 {
             return early.refuse(code::CONFIG_REFUSED, text, EXIT_REFUSED).await;
         }
     };
-    serve(dir, early, hello, loaded, bound, found).await
+    serve((dir, env), early, hello, loaded, bound, found).await
 }
 
 /// The link before it has an owner: only the hello is answered.
@@ -187,7 +187,7 @@ fn gone_early() -> u8 {
 }
 
 async fn serve(
-    dir: AgentDir,
+    (dir, env): (AgentDir, Env),
     early: EarlyLink,
     hello: Hello,
     loaded: store::Loaded,
@@ -206,12 +206,18 @@ async fn serve(
         warnings.push(format!("the log stays in {}: {error}", dir.start_stderr().display()));
     }
     let mut sessions = Sessions::unsaved();
+    let host = host_identity(&hello);
+    let mut had_tunnel = false;
     match state::read(&dir.state_file(port)) {
-        Ok(Some(state)) if state.is_bound_to(&loaded.token) => sessions.restore(state.sessions, now_ms()),
-        Ok(_) => {}
+        Ok(Some(state)) => {
+            had_tunnel = state.tunnel && state.host == host && state.instance == hello.instance;
+            if state.is_bound_to(&loaded.token) {
+                sessions.restore(state.sessions, now_ms());
+            }
+        }
+        Ok(None) => {}
         Err(error) => warnings.push(format!("earlier sessions are lost: {}", with_causes(&error))),
     }
-    let host = host_identity(&hello);
     let (keeping, keeper_events) =
         Keeping::begin(found, &bound.listener, &hello, host, dir.stderr(port), &mut warnings).await;
     let tasks = TaskTracker::new();
@@ -220,6 +226,7 @@ async fn serve(
         config: loaded.config,
         token: loaded.token,
         dir,
+        env,
         hello,
         host,
         address: bound.address,
@@ -229,6 +236,7 @@ async fn serve(
         tasks,
         sessions,
     });
+    let tunnels = core.keeping.follow(tunnel::PURPOSE);
     // At once, not at the first session: it says that this port's holder lives (contract 13).
     core.write_state();
     core.inherit_calls();
@@ -267,6 +275,7 @@ async fn serve(
     core.restore_wants();
     tokio::task::spawn_local(core.clone().keep_catalogue());
     tokio::task::spawn_local(core.clone().keep_state());
+    tokio::task::spawn_local(core.clone().keep_tunnel(tunnels, had_tunnel));
     tokio::task::spawn_local(core.clone().keep_keeper(keeper_events));
     tokio::task::spawn_local(core.clone().keep_ledger());
     tokio::task::spawn_local(core.clone().watch_host());
@@ -320,6 +329,7 @@ impl Core {
         let (code, goodbye) = match &end {
             End::Stop => {
                 self.phase.set(Phase::Stopping);
+                self.end_tunnel("the bridge stops").await;
                 server.stop_accepting.cancel();
                 self.keeping.close().await;
                 (0, Some(GoodbyeReason::Stop))
@@ -331,6 +341,8 @@ impl Core {
             End::HostGone(why) => {
                 tracing::info!(why, "the host is gone");
                 self.phase.set(Phase::Stopping);
+                let ending = self.clone();
+                tokio::task::spawn_local(async move { ending.end_tunnel("the host is gone").await });
                 server.stop_accepting.cancel();
                 owner.abort();
                 // Asked for now; it goes on by itself while we end.

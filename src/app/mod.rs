@@ -6,7 +6,8 @@
 //! [`reply`] chooses between JSON and stream; [`listeners`] holds the sessions' server streams,
 //! [`questions`] what the host asks callers, [`wants`] what sessions asked to hear of; [`stall`] tells
 //! callers of a host that does not respond; [`peer`] takes what the shim sends unasked; [`operate`]
-//! does what the operator asks for; [`bind`] finds the port, [`keeping`] has the keeper hold it;
+//! does what the operator asks for, [`tunnel`] keeps the public name he may open; [`bind`] finds the port,
+//! [`keeping`] has the keeper hold it;
 //! [`log`] owns stderr.
 //!
 //! Everything runs on one thread, so the core's parts sit in `RefCell`s and are borrowed for the
@@ -27,6 +28,7 @@ mod relay;
 mod reply;
 mod stall;
 pub mod streams;
+pub mod tunnel;
 mod wants;
 
 use std::cell::{Cell, RefCell};
@@ -41,7 +43,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::audit::Audit;
-use crate::config::{AgentDir, Config, Token};
+use crate::config::{AgentDir, Config, Env, Token};
 use crate::frame::envelope::LARGE;
 use crate::frame::messages::{Hello, Level, Notice};
 use crate::host::Link;
@@ -53,6 +55,7 @@ use crate::process::Identity;
 use crate::state::{self, State};
 use exchange::Exchange;
 use keeping::Keeping;
+use tunnel::Tunnel;
 
 /// The version of this build.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -66,6 +69,8 @@ pub struct Core {
     pub config: Config,
     /// Where the files are.
     pub dir: AgentDir,
+    /// The environment at the start.
+    pub env: Env,
     /// What the shim said at the start.
     pub hello: Hello,
     /// The host process.
@@ -80,6 +85,8 @@ pub struct Core {
     pub denied: Denied,
     /// The companion that holds the listening socket.
     pub keeping: Keeping,
+    /// The operator's way in from the internet.
+    pub tunnel: Tunnel,
     /// Tasks that must end before the process does.
     pub tasks: TaskTracker,
     /// What the main loop waits for.
@@ -158,6 +165,7 @@ pub struct Parts {
     pub(crate) config: Config,
     pub(crate) token: Token,
     pub(crate) dir: AgentDir,
+    pub(crate) env: Env,
     pub(crate) hello: Hello,
     pub(crate) host: Identity,
     pub(crate) address: SocketAddr,
@@ -177,6 +185,8 @@ impl Core {
             denied: Denied::new(&parts.config.deny, parts.config.deny_mcp_tools),
             config: parts.config,
             dir: parts.dir,
+            tunnel: Tunnel::new(parts.env.proxy.clone()),
+            env: parts.env,
             host: parts.host,
             address: parts.address,
             link: parts.link,
@@ -312,6 +322,17 @@ impl Core {
         let _ = saved.wait_for(|saved| *saved >= number).await;
     }
 
+    /// The state file is to say anew whether a tunnel is open.
+    fn save_tunnel(&self) {
+        self.sessions.borrow_mut().save_again();
+        self.save_wanted.notify_one();
+    }
+
+    /// Tools on offer; `None` before the first list came.
+    fn tool_count(&self) -> Option<usize> {
+        self.known_catalogue().map(|catalogue| catalogue.names.len())
+    }
+
     /// Owner of the state file: one write for everything asked for meanwhile.
     async fn keep_state(self: Rc<Self>) {
         loop {
@@ -338,6 +359,7 @@ impl Core {
                 sessions,
             );
             state.keeper = keeper;
+            state.tunnel = self.tunnel.is_open();
             let file = self.dir.state_file(self.address.port());
             if let Err(error) = state::write(&file, &state) {
                 tracing::warn!(%error, file = %file.display(), "sessions cannot be saved: they will not survive a restart");

@@ -48,6 +48,44 @@ pub fn explain(message: &str) {
     let _ = writeln!(io::stderr().lock(), "{}", text::clean_block(message));
 }
 
+/// How far something is, on stderr: one line that changes on a terminal, a line for each change elsewhere.
+#[derive(Default)]
+pub struct Progress {
+    shown: String,
+}
+
+impl Progress {
+    /// The present state.
+    pub fn show(&mut self, state: &str) {
+        if state == self.shown {
+            return;
+        }
+        let line = text::clean(state, 300);
+        let mut stderr = io::stderr().lock();
+        let _ = if stderr.is_terminal() {
+            write!(stderr, "\r\x1b[Ka2mcp: {line}").and_then(|()| stderr.flush())
+        } else {
+            writeln!(stderr, "a2mcp: {line}")
+        };
+        self.shown = state.to_owned();
+    }
+
+    /// The line makes way for what comes next.
+    pub fn end(&mut self) {
+        let mut stderr = io::stderr().lock();
+        if !self.shown.is_empty() && stderr.is_terminal() {
+            let _ = write!(stderr, "\r\x1b[K").and_then(|()| stderr.flush());
+        }
+        self.shown.clear();
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
 fn for_stdout(text: &str) -> Cow<'_, str> {
     if io::stdout().is_terminal() { text::clean_block(text) } else { Cow::Borrowed(text) }
 }

@@ -8,6 +8,7 @@ mod env;
 mod error;
 mod fields;
 mod paths;
+mod proxy;
 pub mod store;
 mod token;
 
@@ -19,6 +20,7 @@ pub use env::Env;
 pub use error::ConfigError;
 pub(crate) use paths::follow_links;
 pub use paths::{AgentDir, create_private_dir};
+pub use proxy::{Proxy, Through};
 pub use store::Loaded;
 pub use token::Token;
 

@@ -45,6 +45,27 @@ pub enum Body {
     Receipted(VecDeque<Bytes>, Receipt),
     /// Comes piece by piece.
     Stream(Pin<Box<dyn Stream<Item = Bytes>>>),
+    /// Any other; the passage is held as long as it.
+    Crossing(Box<Body>, Passage),
+}
+
+/// Held from a request's head until its response is written or given up; dropping it tells whoever
+/// counts.
+pub struct Passage(Option<Box<dyn FnOnce()>>);
+
+impl Passage {
+    /// `ended` is called at the end.
+    pub fn new(ended: impl FnOnce() + 'static) -> Self {
+        Self(Some(Box::new(ended)))
+    }
+}
+
+impl Drop for Passage {
+    fn drop(&mut self) {
+        if let Some(ended) = self.0.take() {
+            ended();
+        }
+    }
 }
 
 /// Told, when the body is dropped, whether the connection had taken all of it.
@@ -95,6 +116,7 @@ impl HttpBody for Body {
             Self::Stream(pieces) => {
                 pieces.as_mut().poll_next(cx).map(|piece| piece.map(|piece| Ok(Frame::data(piece))))
             }
+            Self::Crossing(body, _) => Pin::new(&mut **body).poll_frame(cx),
         }
     }
 
@@ -103,6 +125,7 @@ impl HttpBody for Body {
             Self::Empty => true,
             Self::Parts(parts) | Self::Receipted(parts, _) => parts.is_empty(),
             Self::Stream(_) => false,
+            Self::Crossing(body, _) => body.is_end_stream(),
         }
     }
 
@@ -113,6 +136,7 @@ impl HttpBody for Body {
                 SizeHint::with_exact(parts.iter().map(|part| part.len() as u64).sum())
             }
             Self::Stream(_) => SizeHint::default(),
+            Self::Crossing(body, _) => body.size_hint(),
         }
     }
 }

@@ -37,4 +37,5 @@ mod schema;
 mod sessions;
 mod shim;
 mod streams;
+mod tunnel;
 mod upgrade;

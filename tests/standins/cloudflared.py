@@ -701,9 +701,9 @@ def leave(code):
 def main():
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     run = Run()
-    with open(os.path.join(DIR, "starts"), "a") as file:
-        tunnel = {key: value for key, value in os.environ.items() if key != "STANDIN_DIR"}
-        file.write(json.dumps({"pid": os.getpid(), "argv": sys.argv[1:], "env": tunnel}) + "\n")
+    if sys.argv[1:2] == ["tunnel"]:
+        with open(os.path.join(DIR, "starts"), "a") as file:
+            file.write(json.dumps({"pid": os.getpid(), "argv": sys.argv[1:], "env": dict(os.environ)}) + "\n")
     run.arguments(sys.argv[1:])
     run.quick()
     run.metrics()
