@@ -174,6 +174,8 @@ pub(super) struct Machine {
     not_before: Option<Instant>,
     limits: u32,
     restarts: Restarts,
+    /// The program was found since the operator opened it.
+    has_program: bool,
     /// Flags this binary does not know.
     dropped: BTreeSet<String>,
 }
@@ -187,6 +189,7 @@ impl Default for Machine {
             not_before: None,
             limits: 0,
             restarts: Restarts::default(),
+            has_program: false,
             dropped: BTreeSet::new(),
         }
     }
@@ -322,12 +325,19 @@ impl Machine {
     pub(super) fn obtained(&mut self, found: Result<(), Failure>) -> Vec<Do> {
         match found {
             _ if self.run != Run::Obtaining => Vec::new(),
-            Ok(()) => self.spawn(),
+            Ok(()) => {
+                self.has_program = true;
+                self.spawn()
+            }
             Err(failure) => self.fail(failure),
         }
     }
 
     fn spawn(&mut self) -> Vec<Do> {
+        if !self.has_program {
+            self.run = Run::Obtaining;
+            return vec![Do::Obtain];
+        }
         self.run = Run::Spawning;
         vec![Do::Spawn(self.dropped.clone())]
     }
@@ -364,6 +374,7 @@ impl Machine {
         running.next_probe = now + FIRST_PROBE;
         self.was_open = running.open_since.is_some();
         self.dropped = up.dropped;
+        self.has_program = up.has_program;
         self.run = Run::Up(Box::new(running));
     }
 
@@ -640,6 +651,8 @@ pub(super) struct Adopted {
     pub(super) was_verified: bool,
     /// Flags it was started without.
     pub(super) dropped: BTreeSet<String>,
+    /// What it is is known.
+    pub(super) has_program: bool,
 }
 
 /// Between a failed probe and the next one.
@@ -654,3 +667,6 @@ fn pause(misses: u32) -> Duration {
         _ => 60,
     })
 }
+
+#[cfg(test)]
+mod tests;

@@ -246,6 +246,7 @@ impl Driver {
                 open_since: memory.open_since_ms.map(|ms| ago(now_ms().saturating_sub(ms))),
                 was_verified: memory.was_verified,
                 dropped: memory.dropped,
+                has_program: self.program.is_some(),
             },
             now,
         );
