@@ -322,10 +322,11 @@ impl Core {
         let _ = saved.wait_for(|saved| *saved >= number).await;
     }
 
-    /// The state file is to say anew whether a tunnel is open.
+    /// Makes the state file say whether a tunnel is open, at once: what the operator closed must not
+    /// come back after a crash.
     fn save_tunnel(&self) {
         self.sessions.borrow_mut().save_again();
-        self.save_wanted.notify_one();
+        self.write_state();
     }
 
     /// Tools on offer; `None` before the first list came.

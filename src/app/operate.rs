@@ -25,6 +25,8 @@ const CHECK_LIMIT: Duration = Duration::from_secs(10);
 
 /// How long a command typed in the host waits for the tunnel; the host itself waits 120 s.
 const TUNNEL_WAIT: Duration = Duration::from_secs(100);
+/// How long it is waited for after that; a download alone may take ten minutes.
+const TUNNEL_LATER: Duration = Duration::from_secs(15 * 60);
 
 const USAGE: &str =
     "/a2mcp: status | token | rotate | restart | stop | cancel ID|--all | pause | resume | tunnel [stop]";
@@ -274,7 +276,7 @@ impl Core {
     }
 
     /// `/a2mcp tunnel`: answered when it is clear how it went.
-    async fn tunnel_command(&self) -> Notice {
+    async fn tunnel_command(self: &Rc<Self>) -> Notice {
         if let Err(text) = self.open_tunnel().await {
             return Notice { text, level: Level::Error };
         }
@@ -287,8 +289,18 @@ impl Core {
         if shown.has_failed() {
             return Notice { text, level: Level::Error };
         }
-        let later = if shown.is_closed() { "" } else { "; a notice follows" };
-        info(format!("{text}{later}"))
+        if shown.is_closed() {
+            return info(text);
+        }
+        // A long download, most likely. Its success is told to everybody anyway.
+        let core = self.clone();
+        self.tasks.spawn_local(async move {
+            let shown = core.tunnel_settled(TUNNEL_LATER, false).await;
+            if shown.has_failed() {
+                core.notify(Level::Error, format!("a2mcp: tunnel: {}", status::tunnel(&shown.status())));
+            }
+        });
+        info(format!("{text}; a notice follows"))
     }
 
     async fn operator_cancels(&self, calls: &[String]) -> Reply {

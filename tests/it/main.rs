@@ -38,4 +38,5 @@ mod sessions;
 mod shim;
 mod streams;
 mod tunnel;
+mod tunnel_life;
 mod upgrade;

@@ -92,11 +92,13 @@ impl Edge {
     }
 
     /// What a program needs in its environment to come this way.
-    pub fn env(&self) -> [(String, String); 2] {
-        [
-            ("HTTPS_PROXY".into(), format!("http://127.0.0.1:{}", self.port)),
-            ("SSL_CERT_FILE".into(), self.roots.display().to_string()),
-        ]
+    pub fn env(&self) -> Vec<(String, String)> {
+        let proxy = format!("http://127.0.0.1:{}", self.port);
+        let roots = self.roots.display().to_string();
+        // Whatever this machine itself needs to come out says nothing here.
+        let names = [("https_proxy", &*proxy), ("HTTPS_PROXY", &proxy), ("no_proxy", ""), ("NO_PROXY", "")];
+        let all = names.into_iter().chain([("SSL_CERT_FILE", roots.as_str())]);
+        all.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
     }
 
     pub fn set(&self, way: Way) {
