@@ -29,6 +29,7 @@
 //! | [`keeper`] | the companion process that holds the listening socket and the children | accept a connection, know HTTP |
 //! | [`host`] | the link to the shim: pending requests, catalogue, liveness; the only writer of stdout | know callers or HTTP |
 //! | [`audit`] | the audit file: redaction, group commit, rotation; its only writer | decide what is audited |
+//! | [`install`] | finding dufs and cloudflared, or fetching pinned builds of them | run them, audit |
 //! | [`mcp`] | messages, sessions, catalogue rules | touch sockets or files |
 //! | [`ledger`] | which calls run, for whom | do I/O or read a clock |
 //! | [`frame`] | the codec and the typed `bridge/*` messages | do I/O |
@@ -43,7 +44,7 @@
 //! | `crash` | points where the tests let a debug build die | exist in a release build |
 //! | [`text`] | making foreign text safe for terminals and logs | – |
 //!
-//! Layers point down only: `main → cli → app → {http, control, keeper, host, audit} → {mcp, ledger, frame,
+//! Layers point down only: `main → cli → app → {http, control, keeper, host, audit, install} → {mcp, ledger, frame,
 //! config}`. The whole sidecar runs on one thread (a `current_thread` runtime with a `LocalSet`):
 //! state has one owner and is reached through handles that never hold a borrow over an await.
 
@@ -56,6 +57,7 @@ mod crash;
 pub mod frame;
 pub mod host;
 pub mod http;
+pub mod install;
 pub mod keeper;
 pub mod ledger;
 pub mod mcp;

@@ -264,6 +264,63 @@ pub async fn try_run(
     ))
 }
 
+/// Runs a program to its end, bounded, without the variables whose names begin with one of
+/// `remove_env`; what it wrote to stdout, as far as it is read (64 KiB). Empty when it took too long.
+///
+/// # Errors
+/// When it cannot be started.
+pub async fn ask(
+    program: &Path,
+    args: &[&std::ffi::OsStr],
+    remove_env: &[&str],
+    limit: std::time::Duration,
+) -> io::Result<String> {
+    use tokio::io::AsyncReadExt as _;
+    const MAX_ANSWER: u64 = 64 * 1024;
+    let mut command = tokio::process::Command::new(program);
+    command.args(args).current_dir("/").kill_on_drop(true);
+    command.stdin(std::process::Stdio::null()).stderr(std::process::Stdio::null());
+    command.stdout(std::process::Stdio::piped());
+    for (name, _) in std::env::vars_os() {
+        if remove_env.iter().any(|prefix| name.as_encoded_bytes().starts_with(prefix.as_bytes())) {
+            command.env_remove(name);
+        }
+    }
+    let mut child = start_patiently(&mut command).await?;
+    let leader = child.id().and_then(Identity::of);
+    let mut said = Vec::new();
+    if let Some(stdout) = child.stdout.take() {
+        let read = async {
+            let _ = stdout.take(MAX_ANSWER).read_to_end(&mut said).await;
+        };
+        let _ = tokio::time::timeout(limit, read).await;
+    }
+    // It has no business any more, and neither has what it may have started.
+    let _ = child.start_kill();
+    let _ = child.wait().await;
+    if let Some(leader) = leader {
+        kill_group_of(leader);
+    }
+    Ok(String::from_utf8_lossy(&said).into_owned())
+}
+
+/// A file that was just written may still be open for writing in a child that another thread is
+/// starting; the kernel refuses to run it until that one is through.
+async fn start_patiently(command: &mut tokio::process::Command) -> io::Result<tokio::process::Child> {
+    const TRIES: u32 = 50;
+    const PAUSE: std::time::Duration = std::time::Duration::from_millis(20);
+    die_with_parent(command.as_std_mut(), Signal::KILL);
+    for _ in 1..TRIES {
+        match command.spawn() {
+            Err(error) if error.kind() == io::ErrorKind::ExecutableFileBusy => {
+                tokio::time::sleep(PAUSE).await;
+            }
+            done => return done,
+        }
+    }
+    command.spawn()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

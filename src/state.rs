@@ -175,7 +175,8 @@ pub fn remember_port(dir: &AgentDir, port: u16) -> io::Result<()> {
     replace(&dir.port_file(), format!("{port}\n").as_bytes())
 }
 
-fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
+/// Replaces a private file of ours as a whole.
+pub(crate) fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
     let dir = path.parent().unwrap_or(Path::new("."));
     crate::config::create_private_dir(dir)?;
     let mut file = tempfile::Builder::new().prefix(".a2mcp-").tempfile_in(dir)?;

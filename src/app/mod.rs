@@ -6,7 +6,7 @@
 //! [`reply`] chooses between JSON and stream; [`listeners`] holds the sessions' server streams,
 //! [`questions`] what the host asks callers, [`wants`] what sessions asked to hear of; [`stall`] tells
 //! callers of a host that does not respond; [`peer`] takes what the shim sends unasked; [`operate`]
-//! does what the operator asks for, [`tunnel`] keeps the public name he may open; [`bind`] finds the port,
+//! does what the operator asks for, [`tunnel`] keeps the public name he may open, [`programs`] finds what it runs; [`bind`] finds the port,
 //! [`keeping`] has the keeper hold it;
 //! [`log`] owns stderr.
 //!
@@ -23,6 +23,7 @@ mod listeners;
 pub mod log;
 pub mod operate;
 mod peer;
+mod programs;
 mod questions;
 mod relay;
 mod reply;
@@ -47,6 +48,7 @@ use crate::config::{AgentDir, Config, Env, Token};
 use crate::frame::envelope::LARGE;
 use crate::frame::messages::{Hello, Level, Notice};
 use crate::host::Link;
+use crate::install::Installer;
 use crate::ledger::Ledger;
 use crate::mcp::call::ToolResult;
 use crate::mcp::catalogue::{Catalogue, Denied};
@@ -69,8 +71,8 @@ pub struct Core {
     pub config: Config,
     /// Where the files are.
     pub dir: AgentDir,
-    /// The environment at the start.
-    pub env: Env,
+    /// Finds and fetches the programs it runs.
+    pub installer: Installer,
     /// What the shim said at the start.
     pub hello: Hello,
     /// The host process.
@@ -184,9 +186,9 @@ impl Core {
             ledger: RefCell::new(Ledger::new(window_ms)),
             denied: Denied::new(&parts.config.deny, parts.config.deny_mcp_tools),
             config: parts.config,
+            installer: Installer::new(&parts.dir, &parts.env),
             dir: parts.dir,
-            tunnel: Tunnel::new(parts.env.proxy.clone()),
-            env: parts.env,
+            tunnel: Tunnel::new(parts.env.proxy),
             host: parts.host,
             address: parts.address,
             link: parts.link,

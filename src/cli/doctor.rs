@@ -11,6 +11,7 @@ use super::{exit, install, operate, out};
 use crate::config::{AgentDir, Env, is_loopback, store};
 use crate::control::status::{Status, Tunnel};
 use crate::control::{self, Found};
+use crate::install::{Installer, Tool};
 use crate::process::Identity;
 use crate::text::{clean, with_causes};
 use crate::{process, state};
@@ -53,6 +54,7 @@ pub async fn run(args: DoctorArgs, target: &Target, env: &Env) -> Result<u8, Str
     findings.extend(config(&dir));
     findings.extend(shim(&dir));
     findings.push(audit(dir.audit_file()));
+    findings.extend(programs(&dir, env).await);
     findings.extend(sidecars(&dir).await);
     if args.json {
         operate::print_json(&findings)?;
@@ -165,6 +167,28 @@ fn audit(file: &Path) -> Finding {
             "make it writable, or set A2MCP_AUDIT",
         )
     }
+}
+
+/// The programs that the bridge runs when it is asked to share a file or to open a tunnel.
+async fn programs(dir: &AgentDir, env: &Env) -> Vec<Finding> {
+    let installer = Installer::new(dir, env);
+    let config = store::load_readonly(dir).map(|(config, _)| config).unwrap_or_default();
+    let mut findings = Vec::new();
+    for (tool, value) in [(Tool::Dufs, &config.xfer_dufs), (Tool::Cloudflared, &config.xfer_cloudflared)] {
+        findings.push(match (installer.find(tool, value).await, installer.pin(tool)) {
+            (Ok(Some(found)), _) => {
+                let version = found.version.as_deref().unwrap_or("of unknown version");
+                fine(format!("{tool} {version}: {}", shown(&found.path)))
+            }
+            (Ok(None), Ok(pin)) => fine(format!(
+                "{tool} is not here; {} is downloaded when it is first needed (`a2mcp install {tool}` does it now)",
+                pin.version
+            )),
+            (Ok(None), Err(error)) => fine(error.to_string()),
+            (Err(error), _) => wrong(error.to_string(), format!("`a2mcp install {tool}`, or correct the config")),
+        });
+    }
+    findings
 }
 
 async fn sidecars(dir: &AgentDir) -> Vec<Finding> {

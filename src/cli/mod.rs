@@ -1,8 +1,8 @@
 //! The command line (contract 16): arguments, exit codes, what a terminal shows.
 //!
 //! One file per family of commands: [`operate`] asks running sidecars, [`client`] is an MCP client,
-//! [`connect`] configures other clients, [`install`] puts the shim into a host, [`doctor`] looks for
-//! what is wrong. Results go to stdout and what is said about them to stderr, both through [`out`].
+//! [`connect`] configures other clients, [`install`] puts the shim into a host, [`programs`] gets dufs
+//! and cloudflared, [`doctor`] looks for what is wrong. Results go to stdout and what is said about them to stderr, both through [`out`].
 
 pub mod client;
 pub mod connect;
@@ -10,6 +10,7 @@ pub mod doctor;
 pub mod install;
 pub mod operate;
 pub mod out;
+pub mod programs;
 pub mod target;
 
 use std::path::PathBuf;
@@ -21,6 +22,7 @@ use target::Target;
 
 use crate::app::{life, log};
 use crate::config::{AgentDir, Env, store};
+use crate::install::Tool;
 use crate::{keeper, process, refhost};
 
 /// Exit codes that every command shares (contract 16).
@@ -72,16 +74,26 @@ enum Command {
     Tools(client::ClientArgs),
     /// Calls a tool of a bridge.
     Call(client::CallArgs),
-    /// Puts the shim into a host.
+    /// Puts the shim into a host, or gets a program that the bridge runs.
     #[command(subcommand)]
     Install(Install),
     /// Takes the shim out of a host; config and audit stay.
     #[command(subcommand)]
-    Uninstall(Install),
+    Uninstall(Uninstall),
 }
 
 #[derive(Subcommand)]
 enum Install {
+    /// The extension for Oh My Pi, in its agent directory.
+    Omp(install::OmpArgs),
+    /// The file server behind shares.
+    Dufs(programs::ProgramArgs),
+    /// The program behind the tunnel.
+    Cloudflared(programs::ProgramArgs),
+}
+
+#[derive(Subcommand)]
+enum Uninstall {
     /// The extension for Oh My Pi, in its agent directory.
     Omp(install::OmpArgs),
 }
@@ -143,7 +155,11 @@ pub fn main() -> ExitCode {
             let done = install::install(&dir, install::OMP_SHIM, &binary, args);
             operate::print(&done.map_err(|error| crate::text::with_causes(&error))?)
         }),
-        Command::Uninstall(Install::Omp(args)) => blocking(async {
+        Command::Install(Install::Dufs(args)) => blocking(programs::install(Tool::Dufs, args, &target, &env)),
+        Command::Install(Install::Cloudflared(args)) => {
+            blocking(programs::install(Tool::Cloudflared, args, &target, &env))
+        }
+        Command::Uninstall(Uninstall::Omp(args)) => blocking(async {
             let dir = omp_dir(given, &env)?;
             let done = install::uninstall(&dir, args);
             operate::print(&done.map_err(|error| crate::text::with_causes(&error))?)

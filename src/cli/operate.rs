@@ -227,7 +227,7 @@ async fn open_tunnel(show: &Show, target: &Target) -> Result<u8, String> {
         request = Request::TunnelStatus;
         tokio::time::sleep(TUNNEL_LOOK).await;
     };
-    progress.end();
+    drop(progress);
     let printed = match (&tunnel.url, show.json) {
         (_, true) => print_json(&tunnel)?,
         (Some(url), false) => print(url)?,

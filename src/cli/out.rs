@@ -48,7 +48,13 @@ pub fn explain(message: &str) {
     let _ = writeln!(io::stderr().lock(), "{}", text::clean_block(message));
 }
 
-/// How far something is, on stderr: one line that changes on a terminal, a line for each change elsewhere.
+/// Shows a line on a terminal's stderr that the next one replaces; an empty one clears it.
+pub fn line(text: &str) {
+    let mut stderr = io::stderr().lock();
+    let _ = write!(stderr, "\r\x1b[K{}", text::clean(text, 70)).and_then(|()| stderr.flush());
+}
+
+/// How far something is, on stderr: a line that changes on a terminal, a line for each change elsewhere.
 #[derive(Default)]
 pub struct Progress {
     shown: String,
@@ -60,29 +66,21 @@ impl Progress {
         if state == self.shown {
             return;
         }
-        let line = text::clean(state, 300);
-        let mut stderr = io::stderr().lock();
-        let _ = if stderr.is_terminal() {
-            write!(stderr, "\r\x1b[Ka2mcp: {line}").and_then(|()| stderr.flush())
+        if io::stderr().is_terminal() {
+            line(state)
         } else {
-            writeln!(stderr, "a2mcp: {line}")
-        };
-        self.shown = state.to_owned();
-    }
-
-    /// The line makes way for what comes next.
-    pub fn end(&mut self) {
-        let mut stderr = io::stderr().lock();
-        if !self.shown.is_empty() && stderr.is_terminal() {
-            let _ = write!(stderr, "\r\x1b[K").and_then(|()| stderr.flush());
+            note(state)
         }
-        self.shown.clear();
+        self.shown = state.to_owned();
     }
 }
 
 impl Drop for Progress {
+    /// The line makes way for what comes next.
     fn drop(&mut self) {
-        self.end();
+        if !self.shown.is_empty() && io::stderr().is_terminal() {
+            line("");
+        }
     }
 }
 

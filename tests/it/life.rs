@@ -13,9 +13,8 @@ use a2mcp::process::Identity;
 use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::streams::heard;
 use crate::support::http::{Connection, INITIALIZE};
-use crate::support::{Answer, Host, Setup, cli, eventually, result_of, within};
+use crate::support::{Answer, Host, Setup, cli, eventually, result_of};
 
 const EMPTY: &str = r#"{"content":[],"isError":false}"#;
 const PING: &[u8] = br#"{"jsonrpc":"2.0","id":1,"method":"ping"}"#;
@@ -606,75 +605,6 @@ fn a_person_who_starts_the_sidecar_by_hand_is_told_what_it_is() {
     let (code, out, said) = cli(&["sidecar"], Some(place.path()), &none);
     assert_eq!((code, out.as_str()), (2, ""));
     assert!(said.contains("pipes or sockets") && said.contains("a2mcp demo"), "{said}");
-}
-
-/// P9: a sidecar killed in the middle of everything leaves nothing that stops the next one.
-#[test]
-fn what_a_killed_sidecar_leaves_stops_no_start() {
-    let mut host = Host::start();
-    let port = host.port;
-    for round in 0..5 {
-        let mut client = host.client();
-        client.start_call("1", "hang", "{}");
-        host.call_frame("hang");
-        rustix::process::kill_process(host.pid(), Signal::KILL).unwrap();
-        host.wait();
-        // A torn temporary file of a write that never ended.
-        std::fs::write(host.path("a2mcp.state/.a2mcp-torn"), "{").unwrap();
-        let next = Setup::default().in_dir_of(&host).start();
-        assert_eq!((next.port, next.token.as_str()), (port, host.token.as_str()), "round {round}");
-        assert_eq!(next.status()["pid"], next.child.id());
-        host = next;
-    }
-}
-
-/// C6: the host is stopped. In real time, because the sidecar's clock is.
-#[test]
-fn a_stalled_host_shows_and_nothing_is_lost() {
-    let host = Host::start();
-    let mut dispatched = host.client();
-    dispatched.start_call("1", "hang", "{}");
-    let frame = host.call_frame("hang");
-    let before = dispatched.ask_call("7", "hang", r#"{"n":1}"#, None).stream();
-    host.fall_silent();
-    let readyz = || Connection::open(host.port).request("GET", "/readyz", &[], b"");
-    within(Duration::from_secs(15), "the stall showing", || (readyz().status == 503).then_some(()));
-    assert_eq!(readyz().json()["reason"], "host_stalled");
-    assert_eq!(host.status()["health"], "host_stalled");
-    assert_eq!(Connection::open(host.port).request("GET", "/livez", &[], b"").status, 200);
-    let mut client = host.client();
-    assert!(client.rpc("ping", "{}")["result"].is_object());
-    assert!(client.rpc("tools/list", "{}")["result"]["tools"].is_array());
-    // Those that take a stream are told, whether they came before or after.
-    let mut streams = [before, client.ask_call("8", "hang", r#"{"n":2}"#, None).stream()];
-    for stream in &mut streams {
-        assert_eq!(heard(stream), "the host does not respond; the call waits for it");
-    }
-    let mut late = client.again();
-    late.start_call("2", "echo", "{}");
-    let late_frame = host.call_frame("echo");
-    for waiting in [&dispatched, &late] {
-        let socket = waiting.connection.socket();
-        socket.set_nonblocking(true).unwrap();
-        let error = socket.peek(&mut [0]).unwrap_err();
-        assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock, "a call gets no error for it");
-        socket.set_nonblocking(false).unwrap();
-    }
-
-    // The host goes on: it answers everything that lay in its pipe.
-    host.speak_again();
-    for ping in host.frames().iter().filter(|frame| frame.contains("bridge/ping")) {
-        host.answer(&serde_json::from_str(ping).unwrap(), "{}");
-    }
-    eventually("recovery", || (readyz().status == 200).then_some(()));
-    for stream in &mut streams {
-        assert_eq!(heard(stream), "the host responds again");
-    }
-    host.answer(&frame, EMPTY);
-    host.answer(&late_frame, EMPTY);
-    assert!(dispatched.read().json()["result"]["isError"] == false);
-    assert!(late.read().json()["result"]["isError"] == false);
-    assert!(host.status()["host"]["lagMs"].as_u64().unwrap() > 5000, "the lag is shown");
 }
 
 #[test]

@@ -3,7 +3,8 @@
 //! One file per boundary or promise: `endpoint` (who may knock and in which order that is judged),
 //! `messages` (JSON-RPC shapes, ids, byte fidelity), `sessions`, `catalogue`, `calls`, `frames`
 //! (hostile ones), `life` (start, stop, death, ports), `audit`, `operate` (the command line), `load`
-//! (limits and crowds), `keeper` (what outlives a sidecar), `schema` (the fixtures of `ipc-schema/`),
+//! (limits and crowds), `keeper` (what outlives a sidecar), `install`
+//! (getting dufs and cloudflared), `schema` (the fixtures of `ipc-schema/`),
 //! `shim` (the Rust shim against a scripted sidecar), `kills` and `kill_loop` (the sidecar dies at the
 //! worst moments: one execution, one result), `streams`, `progress`, `cancel`, `relay`, `replay` and
 //! `proxies` (what crosses on streams, and coming back), `refhost` (the reference host and `a2mcp demo` as
@@ -21,6 +22,7 @@ mod catalogue;
 mod cloudflared;
 mod endpoint;
 mod frames;
+mod install;
 mod keeper;
 mod kill_loop;
 mod kills;
@@ -36,6 +38,7 @@ mod replay;
 mod schema;
 mod sessions;
 mod shim;
+mod stalls;
 mod streams;
 mod tunnel;
 mod tunnel_life;

@@ -2,7 +2,9 @@
 //! cloudflared, with the way through the public name played by [`Edge`].
 
 use serde_json::{Value, json};
+use sha2::{Digest as _, Sha256};
 
+use crate::support::assets::{Assets, Serve};
 use crate::support::cloudflared::Standin;
 use crate::support::edge::{Edge, Way};
 use crate::support::http::Connection;
@@ -370,4 +372,63 @@ fn the_nonce_answers_nobody_else() {
         assert_eq!(bridge.host.http("GET", path, &[], b"").status, 404, "{path}");
     }
     assert!(bridge.edge.asked() >= 1);
+}
+
+/// Contract 14 and 11: what is fetched is pinned, and recorded before it is started. U5: what vanishes
+/// after that is not fetched again and again.
+#[test]
+fn a_program_that_is_not_there_is_fetched_once_and_what_vanishes_is_named() {
+    let (standin, mirror) = (Standin::new(), Assets::start());
+    let edge = Edge::start(&standin);
+    let home = tempfile::tempdir().unwrap();
+    let program = std::fs::read(standin.program()).unwrap();
+    let pins = home.path().join("pins.json");
+    let sha256: String = Sha256::digest(&program).iter().map(|byte| format!("{byte:02x}")).collect();
+    let pin = json!([{"tool": "cloudflared", "version": "2026.8.2", "folder": "some/2026.8.2", "asset": "cloudflared-test",
+        "sha256": sha256, "bytes": program.len(), "format": "bare"}]);
+    std::fs::write(&pins, pin.to_string()).unwrap();
+    let host = setup(&standin, &edge)
+        .config("{}")
+        .env("HOME", home.path().to_str().unwrap())
+        .env("A2MCP_TEST_PINS", pins.to_str().unwrap())
+        .env("A2MCP_DOWNLOAD_BASE", &mirror.base())
+        .before("PATH=/nonexistent")
+        .start();
+    let bridge = Bridge { host, standin, edge };
+    let (code, tunnel) = bridge.open();
+    assert_eq!((code, &tunnel["state"]), (1, &json!("failed")), "{tunnel}");
+    let why = tunnel["why"].as_str().unwrap();
+    assert!(why.contains("cannot download cloudflared-test") && why.contains("404"), "{why}");
+    assert!(tunnel["advice"].is_null(), "the reason has its own");
+    mirror.put("/some/2026.8.2/cloudflared-test", Serve::Bytes(program));
+    bridge.opened();
+    let installed = home.path().join(".local/share/a2mcp/bin/cloudflared");
+    let about = bridge.tunnel()["program"].clone();
+    assert_eq!(about, format!("{} (2026.8.2)", installed.display()));
+    let records = bridge.host.audit();
+    let records: Vec<(Value, Value)> = records
+        .iter()
+        .map(|record| {
+            (record["tool"].clone(), serde_json::from_str(record["args"].as_str().unwrap()).unwrap())
+        })
+        .collect();
+    let shown: Vec<(&str, &str, bool)> = records
+        .iter()
+        .map(|(tool, args)| {
+            (tool.as_str().unwrap(), args["action"].as_str().unwrap(), args["error"].is_string())
+        })
+        .collect();
+    let fetch = ("xfer", "install", false);
+    let failed = [fetch, ("xfer", "install", true), ("tunnel", "start", true)];
+    assert_eq!(shown, [&failed[..], &[fetch, ("tunnel", "start", false)]].concat());
+    assert_eq!(records[0].1["sha256"], sha256);
+    assert_eq!(bridge.host.cli(&["tunnel", "stop"]).0, 0);
+    std::fs::remove_file(&installed).unwrap();
+    let asked = mirror.asked().len();
+    for _ in 0..2 {
+        let (code, tunnel) = bridge.open();
+        let why = tunnel["why"].as_str().unwrap();
+        assert!(code == 1 && why.contains("binary vanished") && why.contains(&sha256), "{tunnel}");
+    }
+    assert_eq!(mirror.asked().len(), asked, "nothing is fetched again");
 }

@@ -45,14 +45,12 @@ fn a_restart_runs_the_binary_that_is_on_disk_by_then_if_it_can_run() {
     assert_eq!(running(&host), second, "the new one runs");
     assert_eq!(client.again().call_text("echo", r#"{"n":1}"#), r#"{"n":1}"#, "for the old sessions");
 
-    let broken: [(&str, &dyn Fn(&Path)); 2] = [
-        ("libfoo.so.9 is missing", &|path| {
-            std::fs::write(path, "#!/bin/sh\necho 'libfoo.so.9 is missing' >&2\nexit 127\n").unwrap();
-        }),
-        ("a2mcp-of-this-test", &|path| std::fs::write(path, "half a downlo").unwrap()),
+    let broken = [
+        ("libfoo.so.9 is missing", "#!/bin/sh\necho 'libfoo.so.9 is missing' >&2\nexit 127\n"),
+        ("a2mcp-of-this-test", "half a downlo"),
     ];
-    for (why, write) in broken {
-        replace(&program, write);
+    for (why, content) in broken {
+        replace(&program, |path| std::fs::write(path, content).unwrap());
         let (code, out, err) = restart(&host);
         assert_eq!(code, 1, "{out}");
         assert!(err.contains("not restarted") && err.contains(why), "{err}");

@@ -2,7 +2,6 @@
 //! first one's tools as its own and calls them with its own MCP client.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -110,9 +109,6 @@ fn a_call_on_a_stream_survives_the_sidecar_and_runs_once() {
     survives_the_sidecar(&json!({"streamAfterMs": 0}));
 }
 
-/// No respawn within this time of two others has a pause before it (contract 15).
-const QUIET: Duration = Duration::from_secs(10);
-
 /// The sidecar dies at one point of a call's way after the other, always under a call of omp's own
 /// client: each runs once, and its result arrives.
 fn survives_at(points: &[&str], config: &Value) {
@@ -128,10 +124,7 @@ fn survives_at(points: &[&str], config: &Value) {
     connect(&home, &server);
     let client = Omp::setup(home).spawn();
     until_connected(&client);
-    for (done, point) in points.iter().enumerate() {
-        if done > 0 {
-            std::thread::sleep(QUIET);
-        }
+    for point in points {
         std::fs::write(&armed, format!("{point}:1")).unwrap();
         let before = server.sidecar();
         kill(before, Signal::KILL);

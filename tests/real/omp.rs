@@ -395,10 +395,10 @@ impl Omp {
         sidecars[0]
     }
 
-    /// Waits for the next sidecar after `before`, until it serves.
+    /// Waits for the next sidecar after `before`, until it serves. Nobody is refused meanwhile.
     pub(crate) fn next_sidecar(&self, before: u32) -> u32 {
         let is_ready = || {
-            let mut connection = http::Connection::try_open(self.port)?;
+            let mut connection = http::Connection::open(self.port);
             connection.send("GET", "/readyz", &[], b"")?;
             connection.read().map(|reply| reply.status == 200)
         };

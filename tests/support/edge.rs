@@ -6,14 +6,12 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use base64::Engine as _;
-use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
-use tokio_rustls::rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
-use tokio_rustls::rustls::{ServerConfig, crypto};
+use tokio_rustls::rustls::ServerConfig;
 
+use super::assets::certificate;
 use super::cloudflared::Standin;
 
 /// How the way is.
@@ -41,45 +39,23 @@ pub struct Edge {
     way: Arc<Mutex<Way>>,
     asked: Arc<AtomicUsize>,
     _dir: tempfile::TempDir,
-    runtime: Option<tokio::runtime::Runtime>,
-}
-
-/// A certificate for `*.trycloudflare.com` of an authority of its own, and that authority.
-fn certificate() -> (Arc<ServerConfig>, String) {
-    let mut params = CertificateParams::new(Vec::new()).unwrap();
-    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    let authority_key = KeyPair::generate().unwrap();
-    let authority = params.self_signed(&authority_key).unwrap();
-    let issuer = Issuer::new(params, authority_key);
-    let key = KeyPair::generate().unwrap();
-    let names = vec!["*.trycloudflare.com".to_owned()];
-    let leaf = CertificateParams::new(names).unwrap().signed_by(&key, &issuer).unwrap();
-    let key = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(key.serialize_der()));
-    let config = ServerConfig::builder_with_provider(Arc::new(crypto::ring::default_provider()))
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .with_no_client_auth()
-        .with_single_cert(vec![leaf.der().clone()], key)
-        .unwrap();
-    let encoded = base64::engine::general_purpose::STANDARD.encode(authority.der());
-    (Arc::new(config), format!("-----BEGIN CERTIFICATE-----\n{encoded}\n-----END CERTIFICATE-----\n"))
+    _end: tokio::sync::oneshot::Sender<()>,
 }
 
 impl Edge {
     /// In front of what `standin` serves.
     pub fn start(standin: &Standin) -> Self {
-        let (own, roots) = certificate();
-        let (foreign, _) = certificate();
+        let ((own, roots), (foreign, _)) =
+            (certificate("*.trycloudflare.com"), certificate("*.trycloudflare.com"));
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("roots.pem");
         std::fs::write(&file, roots).unwrap();
-        let runtime =
-            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
         let port = listener.local_addr().unwrap().port();
         let (way, asked) = (Arc::new(Mutex::new(Way::Open)), Arc::new(AtomicUsize::new(0)));
         let (names, weather, count) = (standin.dir.path().join("names"), way.clone(), asked.clone());
-        runtime.spawn(async move {
+        let accept = async move {
             while let Ok((socket, _)) = listener.accept().await {
                 count.fetch_add(1, Ordering::SeqCst);
                 let way = *weather.lock().unwrap();
@@ -87,8 +63,18 @@ impl Edge {
                 let names = names.clone();
                 tokio::spawn(async move { pass(socket, way, config, names).await });
             }
+        };
+        let (end, ended) = tokio::sync::oneshot::channel::<()>();
+        std::thread::spawn(move || {
+            runtime.block_on(async {
+                tokio::select! {
+                    () = accept => {}
+                    _ = ended => {}
+                }
+            });
+            runtime.shutdown_background();
         });
-        Self { port, roots: file, way, asked, _dir: dir, runtime: Some(runtime) }
+        Self { port, roots: file, way, asked, _dir: dir, _end: end }
     }
 
     /// What a program needs in its environment to come this way.
@@ -108,12 +94,6 @@ impl Edge {
     /// Connections so far.
     pub fn asked(&self) -> usize {
         self.asked.load(Ordering::SeqCst)
-    }
-}
-
-impl Drop for Edge {
-    fn drop(&mut self) {
-        self.runtime.take().unwrap().shutdown_background();
     }
 }
 

@@ -5,6 +5,7 @@
 
 #![allow(dead_code, clippy::unwrap_used, missing_docs, unreachable_pub)]
 
+pub mod assets;
 pub mod caller;
 pub mod cloudflared;
 pub mod edge;

@@ -132,11 +132,16 @@ impl Host {
         self.next_sidecar();
     }
 
-    /// What the sidecar's own status says of calls in flight.
-    pub fn calls_in_flight(&self) -> Value {
+    /// What the sidecar says of itself.
+    pub fn status(&self) -> Value {
         let (code, out, err) = super::cli(&["status", "--json"], Some(self.dir.path()), &HashMap::new());
         assert_eq!(code, 0, "{err}");
-        serde_json::from_str::<Value>(&out).unwrap()["calls"].clone()
+        serde_json::from_str(&out).unwrap()
+    }
+
+    /// What the sidecar's own status says of calls in flight.
+    pub fn calls_in_flight(&self) -> Value {
+        self.status()["calls"].clone()
     }
 
     pub fn audit(&self) -> Vec<Value> {

@@ -174,6 +174,8 @@ pub(super) struct Machine {
     not_before: Option<Instant>,
     limits: u32,
     restarts: Restarts,
+    /// How far the search for the program is.
+    step: String,
     /// The program was found since the operator opened it.
     has_program: bool,
     /// Flags this binary does not know.
@@ -189,6 +191,7 @@ impl Default for Machine {
             not_before: None,
             limits: 0,
             restarts: Restarts::default(),
+            step: String::new(),
             has_program: false,
             dropped: BTreeSet::new(),
         }
@@ -244,7 +247,8 @@ impl Machine {
     pub(super) fn state(&self) -> State<'_> {
         match &self.run {
             Run::None => self.failed.as_ref().map_or(State::Closed, State::Failed),
-            Run::Obtaining => State::Opening("looking for cloudflared".into()),
+            Run::Obtaining if self.step.is_empty() => State::Opening("looking for cloudflared".into()),
+            Run::Obtaining => State::Opening(self.step.clone()),
             Run::Spawning => State::Opening("starting cloudflared".into()),
             Run::Up(up) if up.open_since.is_some() => State::Open(up),
             Run::Up(up) => State::Opening(match (&up.name, &up.trouble) {
@@ -319,6 +323,11 @@ impl Machine {
             }
             _ => Vec::new(),
         }
+    }
+
+    /// The search for the program has come so far.
+    pub(super) fn progress(&mut self, step: String) {
+        self.step = step;
     }
 
     /// The program was found, or not.

@@ -74,6 +74,7 @@ pub struct Tunnel {
 enum Happened {
     Opening(oneshot::Sender<Result<(), String>>),
     Closing(&'static str, oneshot::Sender<bool>),
+    Progress(String),
     Obtained(Result<Program, Failure>),
     Spawned(Result<Child, Failure>),
     Saw { child: Child, name: Option<String>, ready: Option<bool>, facts: Facts },
@@ -283,6 +284,7 @@ impl Driver {
                     let _ = reply.send(was_one);
                 });
             }
+            Happened::Progress(step) => self.machine.progress(step),
             Happened::Obtained(found) => {
                 let found = found.map(|program| drop(self.program.replace(program)));
                 let todo = self.machine.obtained(found);
@@ -411,7 +413,10 @@ impl Driver {
                 Do::Obtain => {
                     let core = self.core.clone();
                     tokio::task::spawn_local(async move {
-                        let found = start::obtain(&core).await;
+                        let told = async |step| {
+                            let _ = core.tunnel.happened.send(Happened::Progress(step)).await;
+                        };
+                        let found = start::obtain(&core, told).await;
                         let _ = core.tunnel.happened.send(Happened::Obtained(found)).await;
                     });
                 }

@@ -10,12 +10,11 @@ use super::failure::{Failure, words};
 use super::machine::{Child, Up};
 use crate::app::{Core, now_ms};
 use crate::config::AgentDir;
+use crate::install::{InstallError, Installed, Progress, Tool};
 use crate::keeper::client::KeeperError;
 use crate::keeper::wire::{Note, Spawn};
 use crate::text::with_causes;
 
-/// Variables that act on cloudflared, by how their names begin (children.md 1).
-const SCRUBBED: [&str; 4] = ["TUNNEL_", "NO_TLS_VERIFY", "NO_AUTOUPDATE", "LOCAL_SSH_PORT"];
 /// The config it reads instead of whatever lies in the home directory. Not empty: that is complained of.
 const CONFIG: &str = "{}\n";
 
@@ -42,17 +41,27 @@ pub(super) fn is_gone(path: &Path) -> bool {
     std::fs::metadata(path).is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound)
 }
 
-/// Finds cloudflared: the config's path, or on PATH.
-pub(super) async fn obtain(core: &Core) -> Result<Program, Failure> {
-    let value = core.config.xfer_cloudflared.clone();
-    let path = if value.contains(['/', '\\']) {
-        Some(PathBuf::from(&value)).filter(|path| path.is_file())
-    } else {
-        let dirs = core.env.path.clone().unwrap_or_default();
-        std::env::split_paths(&dirs).map(|dir| dir.join(&value)).find(|path| path.is_file())
-    };
-    let path = path.ok_or_else(|| Failure::NoProgram(format!("there is no {value}")))?;
-    Ok(Program { path, sha256: String::new(), version: None })
+/// Finds cloudflared, or fetches it; `told` hears how far that is.
+pub(super) async fn obtain(core: &Core, told: impl AsyncFn(String)) -> Result<Program, Failure> {
+    let found = core.obtain(Tool::Cloudflared, async |progress| told(step(progress)).await).await;
+    match found {
+        Ok(Installed { version, path, sha256, .. }) => Ok(Program { path, sha256, version }),
+        Err(InstallError::Vanished { path, sha256, .. }) => {
+            Err(Failure::Vanished { path: words(&path.to_string_lossy()), sha256 })
+        }
+        Err(error) => Err(Failure::NoProgram(error.to_string())),
+    }
+}
+
+fn step(progress: &Progress) -> String {
+    match progress {
+        Progress::Waiting => "cloudflared is being installed already; waiting for it".into(),
+        Progress::Installing { asset, version, .. } => format!("fetching cloudflared {version} ({asset})"),
+        Progress::Received { bytes, total } => {
+            format!("fetching cloudflared: {:.1} of {:.1} MB", *bytes as f64 / 1e6, *total as f64 / 1e6)
+        }
+        Progress::Unpacking => "unpacking cloudflared".into(),
+    }
 }
 
 /// Has the keeper start it in front of the endpoint, without the flags it does not know.
@@ -70,7 +79,7 @@ pub(super) async fn spawn(
         program: program.path.to_string_lossy().into_owned(),
         args: arguments(&config.to_string_lossy(), origin.trim_end_matches('/'), dropped),
         dir: None,
-        remove_env: SCRUBBED.map(str::to_owned).to_vec(),
+        remove_env: Tool::Cloudflared.scrubbed_env().iter().map(|name| (*name).to_owned()).collect(),
         // As a flag it exists since 2026.5.0 only; older builds ignore the variable.
         env: vec![("TUNNEL_NO_PRECHECKS".into(), "true".into())],
         note: Note::default(),
