@@ -242,7 +242,7 @@ fn the_url_is_not_given_before_the_edge_is_connected_nor_called_verified_before_
         assert!(shown["url"].as_str().unwrap().starts_with("https://"));
         let answer = opening.join().unwrap();
         let text = answer["text"].as_str().unwrap();
-        assert!(text.contains("open, not verified: Cloudflare does not know the tunnel (530"), "{text}");
+        assert!(text.contains("open, not verified: Cloudflare does not reach the tunnel (530"), "{text}");
         assert_eq!(answer["level"], "warning");
     });
     bridge.edge.set(Way::Open);
@@ -260,7 +260,7 @@ fn what_this_machine_cannot_verify_is_open_and_says_why() {
         (Way::Unresolved, "no such host"),
         (Way::Resigned, "re-signs TLS"),
         (Way::Usurped, "something else answers"),
-        (Way::Forgotten, "does not know the tunnel (530"),
+        (Way::Forgotten, "does not reach the tunnel (530"),
     ] {
         bridge.edge.set(way);
         let (code, tunnel) = bridge.open();
@@ -319,6 +319,20 @@ fn a_refused_creation_is_not_tried_again_within_a_minute() {
         "{answer}"
     );
     assert_eq!(bridge.standin.starts().len(), 1);
+}
+
+#[test]
+fn a_program_that_is_no_cloudflared_is_given_up_at_once() {
+    let bridge = Bridge::start(json!({}));
+    for _ in 0..5 {
+        bridge.standin.install("#!/bin/sh\n[ \"$1\" != tunnel ] || { echo not me >&2; exit 3; }\n");
+        let (code, tunnel) = bridge.open();
+        assert_eq!(
+            (code, &tunnel["why"]),
+            (1, &json!("cloudflared ended with exit code 3: not me")),
+            "{tunnel}"
+        );
+    }
 }
 
 #[test]

@@ -198,7 +198,7 @@ fn a_silent_loss_is_found_by_probing_and_mended() {
     // The operator doubts; the slow probe would have found it within a minute.
     let shown = bridge.open().1;
     assert_eq!(shown["state"], "open, not verified", "{shown}");
-    bridge.host.notice("nothing comes through the tunnel any more (Cloudflare does not know the tunnel");
+    bridge.host.notice("nothing comes through the tunnel any more (Cloudflare does not reach the tunnel");
     bridge.edge.set(Way::Open);
     bridge.replaced(&name);
     assert_eq!(bridge.standin.starts().len(), 2);
@@ -381,6 +381,7 @@ fn calls_stream_through_it_while_gets_are_held_back() {
     let progress = json!({"progressToken": call_id(&call), "progress": 1});
     bridge.host.notify("notifications/progress", &progress);
     assert_eq!(stream.notification("notifications/progress")["params"]["progressToken"], "p");
+    assert_eq!(bridge.tunnel()["inFlight"], 2, "what streams is under way");
     assert!(listening.is_silent_for(Duration::from_millis(50)), "the GET is held back");
     let begun = Instant::now();
     let item = stream.next();

@@ -35,7 +35,8 @@ impl Standin {
         standin
     }
 
-    fn install(&self, wrapper: &str) {
+    /// Puts another program in its place.
+    pub fn install(&self, wrapper: &str) {
         use std::os::unix::fs::PermissionsExt as _;
         // Written under another name first: a file that is open for writing cannot be run.
         let unfinished = self.dir.path().join("unfinished");

@@ -488,7 +488,7 @@ impl Machine {
                     Some(true) => Vec::new(),
                 };
             }
-            Verdict::NoWay(why) => {
+            Verdict::Unclear(why) => {
                 up.reached_cloudflare = false;
                 why
             }

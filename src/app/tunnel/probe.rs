@@ -26,10 +26,10 @@ const MAX_ANSWER: usize = 64 << 10;
 pub(super) enum Verdict {
     /// The answer of this process came back.
     Right,
-    /// Cloudflare, or whoever answers there, cannot be reached from here; that says nothing about the
-    /// tunnel.
-    NoWay(String),
-    /// Cloudflare was reached, and the answer is not ours.
+    /// Nothing is shown: Cloudflare cannot be reached from here, or it carries the tunnel and has reasons
+    /// of its own (too many requests, an origin that is just being replaced).
+    Unclear(String),
+    /// Cloudflare was reached, and nothing came through the tunnel.
     Wrong(String),
 }
 
@@ -49,7 +49,7 @@ impl Nonce {
         let (nonce, answer) = (random(), random());
         self.0.replace(Some((nonce.clone(), answer.clone())));
         let Ok(url) = Url::parse(&format!("https://{name}/livez/{nonce}")) else {
-            return Verdict::NoWay("its name makes no URL".into());
+            return Verdict::Unclear("its name makes no URL".into());
         };
         let verdict = timeout(PROBE_TIME, fetch(outbound, &url, &answer)).await;
         self.0.take();
@@ -59,8 +59,8 @@ impl Nonce {
         // Silence in the tunnel, or on the way to it?
         match timeout(GREET_TIME, outbound.greet(&url)).await {
             Ok(Ok(())) => Verdict::Wrong(format!("no answer within {} s", PROBE_TIME.as_secs())),
-            Ok(Err(error)) => Verdict::NoWay(format!("no way to it from this machine: {error}")),
-            Err(_) => Verdict::NoWay("no way to it from this machine: no answer to a connection".into()),
+            Ok(Err(error)) => Verdict::Unclear(format!("no way to it from this machine: {error}")),
+            Err(_) => Verdict::Unclear("no way to it from this machine: no answer to a connection".into()),
         }
     }
 }
@@ -69,29 +69,37 @@ async fn fetch(outbound: &Outbound, url: &Url, answer: &str) -> Verdict {
     let response = match outbound.get(url).await {
         Ok(answer) => answer,
         Err(OutboundError::Insecure { why, .. }) => {
-            return Verdict::NoWay(format!(
+            return Verdict::Unclear(format!(
                 "somebody on the way re-signs TLS, or this machine's roots are old: {why}"
             ));
         }
         Err(error @ OutboundError::Unreachable { .. }) => {
-            return Verdict::NoWay(format!("no way to it from this machine: {error}"));
+            return Verdict::Unclear(format!("no way to it from this machine: {error}"));
         }
         Err(error @ OutboundError::NoAnswer { .. }) => return Verdict::Wrong(error.to_string()),
     };
-    let status = response.response.status();
+    let status = response.response.status().as_u16();
     let body = Limited::new(response.response.into_body(), MAX_ANSWER).collect().await;
-    let body = body.map(|body| body.to_bytes()).unwrap_or_default();
-    if status.is_success() && body == answer {
-        return Verdict::Right;
+    judge(status, &body.map(|body| body.to_bytes()).unwrap_or_default(), answer)
+}
+
+/// What an answer of the public name shows.
+fn judge(status: u16, body: &[u8], answer: &str) -> Verdict {
+    match status {
+        200 if body == answer.as_bytes() => Verdict::Right,
+        429 => Verdict::Unclear("Cloudflare lets no more requests through for now (429)".into()),
+        // cloudflared's own answer: the tunnel carries.
+        502..=504 => Verdict::Unclear(format!("cloudflared cannot reach this bridge ({status})")),
+        520..=530 => {
+            let said = String::from_utf8_lossy(body);
+            Verdict::Wrong(format!(
+                "Cloudflare does not reach the tunnel ({status} {})",
+                clean(said.trim(), 60)
+            ))
+        }
+        200..=299 => Verdict::Wrong("something else answers under the public name".into()),
+        _ => Verdict::Wrong(format!("the public name answers with status {status}")),
     }
-    let said = String::from_utf8_lossy(&body);
-    Verdict::Wrong(match status.as_u16() {
-        530 => format!("Cloudflare does not know the tunnel (530, {})", clean(said.trim(), 60)),
-        502..=504 | 520..=529 => format!("Cloudflare cannot reach this bridge ({})", status.as_u16()),
-        429 => "Cloudflare lets no more requests through for now (429)".into(),
-        200..=299 => "something else answers under the public name".into(),
-        code => format!("the public name answers with status {code}"),
-    })
 }
 
 /// What the metrics port says; `None` where it does not answer.
@@ -128,4 +136,31 @@ async fn ask(port: u16, what: &str) -> Option<(u16, bytes::Bytes)> {
         Some((status, body.to_bytes()))
     };
     timeout(METRICS_TIME, asked).await.ok().flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_shows_a_loss_counts_as_one() {
+        assert_eq!(judge(200, b"abc", "abc"), Verdict::Right);
+        for (status, body) in
+            [(200, "abcd"), (204, ""), (403, ""), (404, "abc"), (524, ""), (530, "error code: 1033")]
+        {
+            assert!(matches!(judge(status, body.as_bytes(), "abc"), Verdict::Wrong(_)), "{status}");
+        }
+        // A crowd must not cost the tunnel that carries it.
+        for status in [429, 502, 503, 504] {
+            assert!(matches!(judge(status, b"", "abc"), Verdict::Unclear(_)), "{status}");
+        }
+    }
+
+    #[test]
+    fn a_nonce_is_answered_while_it_is_out() {
+        let nonce = Nonce::default();
+        assert_eq!(nonce.answer(""), None);
+        nonce.0.replace(Some(("n".into(), "a".into())));
+        assert_eq!((nonce.answer("n").as_deref(), nonce.answer("x")), (Some("a"), None));
+    }
 }

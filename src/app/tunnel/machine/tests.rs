@@ -230,7 +230,7 @@ fn a_link_that_is_down_is_waited_for_while_there_is_no_network_and_replaced_when
         for todo in [world.pass(60), world.pass(0)] {
             if !todo.is_empty() {
                 assert_eq!(todo, [Do::Probe(child, NAME.into())]);
-                assert_eq!(world.probed(child, Verdict::NoWay("no network".into())), []);
+                assert_eq!(world.probed(child, Verdict::Unclear("no network".into())), []);
             }
         }
     }
@@ -262,7 +262,7 @@ fn a_silent_loss_is_found_by_the_slow_probe() {
     assert_eq!(world.probed(child, silence()), []);
     assert!(world.machine.up().unwrap().doubt().is_some());
     assert_eq!(world.pass(1), [Do::Probe(child, NAME.into())]);
-    assert_eq!(world.probed(child, Verdict::NoWay("here".into())), [], "says nothing about the tunnel");
+    assert_eq!(world.probed(child, Verdict::Unclear("here".into())), [], "says nothing about the tunnel");
     for _ in 0..2 {
         assert_eq!(world.pass(60), [Do::Probe(child, NAME.into())]);
         assert_eq!(world.probed(child, silence()), []);
