@@ -1,5 +1,5 @@
 //! What the tunnel does, as a pure machine: it is told what happened and when, and answers what is to
-//! be done. It does no I/O and reads no clock; the driver (`super`) brings both.
+//! be done. It does no I/O and reads no clock; the driver brings both.
 //!
 //! ```text
 //! closed ──operator──▶ opening ──edge connected──▶ open, not verified ◀──probe──▶ open
@@ -11,6 +11,10 @@
 //! Each process counts as a generation: what is heard of an older one (its end, a probe of it) changes
 //! nothing.
 
+mod parts;
+#[cfg(test)]
+mod tests;
+
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
@@ -20,6 +24,7 @@ use super::probe::Verdict;
 use crate::keeper::wire::Exit;
 use crate::process::Identity;
 use crate::supervise::{Next, Restarts};
+pub(super) use parts::{Adopted, Child, Do, News, Proof, State, Up};
 
 /// How long the host name may take (contract 7).
 pub(super) const NAME_TIME: Duration = Duration::from_secs(30);
@@ -46,92 +51,6 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Flags that a cloudflared may not know yet and that it works without.
 const DISPENSABLE: [&str; 3] = ["output", "max-edge-addr-retries", "management-diagnostics"];
 
-/// A process of the keeper's.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Child {
-    /// The keeper's number for it.
-    pub(super) number: u64,
-    /// Tells it from every other process.
-    pub(super) process: Identity,
-}
-
-/// What is to be done.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Do {
-    /// Look for the program; then [`Machine::obtained`].
-    Obtain,
-    /// Start it without these flags; then [`Machine::spawned`].
-    Spawn(BTreeSet<String>),
-    /// End this process.
-    Stop(Child),
-    /// Fetch a nonce through this name; then [`Machine::probed`].
-    Probe(Child, String),
-    /// It is open under this name.
-    Opened(String),
-    /// The tunnel of this name is over; why, unless the operator closed it.
-    Over(String, Option<Failure>),
-    /// It was never opened.
-    NotOpened(Failure),
-    /// People should hear how it stands: its first verdict, or a change of it.
-    Tell(News),
-}
-
-/// What people should hear.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum News {
-    /// It is open; verified or not.
-    Open,
-    /// A later probe came through.
-    Verified,
-    /// It was lost and is opened again.
-    Reopening(Failure),
-    /// It was lost and is not opened again.
-    Failed(Failure),
-}
-
-/// Whether the way through the public name is proven.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Proof {
-    /// Not tried yet.
-    Pending,
-    /// The nonce came back right at that time.
-    Verified(Instant),
-    /// It did not, for this reason.
-    Unverified(String),
-}
-
-/// A process that runs.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Up {
-    /// Which.
-    pub(super) child: Child,
-    /// Since when.
-    pub(super) since: Instant,
-    /// The tunnel's host name.
-    pub(super) name: Option<String>,
-    /// Where to ask it.
-    pub(super) metrics: Option<u16>,
-    /// What it speaks with the edge.
-    pub(super) protocol: Option<String>,
-    /// UDP is blocked, so it is not QUIC.
-    pub(super) fell_back: bool,
-    /// When it first was connected; it is open since.
-    pub(super) open_since: Option<Instant>,
-    /// Since when the link is down.
-    pub(super) down_since: Option<Instant>,
-    /// See there.
-    pub(super) proof: Proof,
-    /// It was verified at some time.
-    pub(super) was_verified: bool,
-    /// What people heard: nothing, that it is open, or that it is verified.
-    told: Option<bool>,
-    misses: u32,
-    is_probing: bool,
-    next_probe: Instant,
-    reached_cloudflare: bool,
-    trouble: Option<Failure>,
-}
-
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Run {
     /// Nothing runs and nothing is wanted.
@@ -148,19 +67,6 @@ enum Run {
     },
     /// It was lost with its keeper, and the next one is not there yet.
     Orphaned,
-}
-
-/// How it stands, for people.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum State<'a> {
-    /// Nobody wants one.
-    Closed,
-    /// On the way; the text says where.
-    Opening(String),
-    /// The edge is connected.
-    Open(&'a Up),
-    /// It could not be opened, or not again.
-    Failed(&'a Failure),
 }
 
 /// The machine.
@@ -194,50 +100,6 @@ impl Default for Machine {
             step: String::new(),
             has_program: false,
             dropped: BTreeSet::new(),
-        }
-    }
-}
-
-impl Up {
-    fn new(child: Child, since: Instant) -> Self {
-        Self {
-            child,
-            since,
-            name: None,
-            metrics: None,
-            protocol: None,
-            fell_back: false,
-            open_since: None,
-            down_since: None,
-            proof: Proof::Pending,
-            was_verified: false,
-            told: None,
-            misses: 0,
-            is_probing: false,
-            next_probe: since,
-            reached_cloudflare: false,
-            trouble: None,
-        }
-    }
-
-    /// When to look at it again, `each` at the latest.
-    pub(super) fn next_look(&self, now: Instant, each: Duration) -> Duration {
-        let probe = self.next_probe.saturating_duration_since(now).max(Duration::from_millis(1));
-        if self.is_probing { each } else { probe.min(each) }
-    }
-
-    /// Whether people may be told how it stands: it was probed, and is not being probed now.
-    pub(super) fn is_judged(&self) -> bool {
-        self.told.is_some() && !self.is_probing
-    }
-
-    /// Why it does not count as verified.
-    pub(super) fn doubt(&self) -> Option<String> {
-        match (&self.down_since, &self.proof) {
-            (Some(_), _) => Some("the link to Cloudflare is down, cloudflared connects again".into()),
-            (None, Proof::Pending) => Some("not probed yet".into()),
-            (None, Proof::Unverified(why)) => Some(why.clone()),
-            (None, Proof::Verified(_)) => None,
         }
     }
 }
@@ -639,31 +501,6 @@ impl Machine {
     }
 }
 
-/// What an earlier sidecar knew of a process that still runs.
-#[derive(Debug, Clone)]
-pub(super) struct Adopted {
-    /// Which.
-    pub(super) child: Child,
-    /// Since when.
-    pub(super) since: Instant,
-    /// Its name.
-    pub(super) name: Option<String>,
-    /// Where to ask it.
-    pub(super) metrics: Option<u16>,
-    /// What it speaks.
-    pub(super) protocol: Option<String>,
-    /// UDP is blocked.
-    pub(super) fell_back: bool,
-    /// Since when it is open.
-    pub(super) open_since: Option<Instant>,
-    /// Whether it ever was verified.
-    pub(super) was_verified: bool,
-    /// Flags it was started without.
-    pub(super) dropped: BTreeSet<String>,
-    /// What it is is known.
-    pub(super) has_program: bool,
-}
-
 /// Between a failed probe and the next one.
 fn pause(misses: u32) -> Duration {
     Duration::from_secs(match misses {
@@ -676,6 +513,3 @@ fn pause(misses: u32) -> Duration {
         _ => 60,
     })
 }
-
-#[cfg(test)]
-mod tests;
