@@ -69,3 +69,4 @@ pub mod signals;
 pub mod state;
 pub mod supervise;
 pub mod text;
+pub mod xfer;

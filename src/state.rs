@@ -17,6 +17,7 @@ use sha2::Sha256;
 use crate::config::{AgentDir, Token};
 use crate::mcp::session::Session;
 use crate::process::Identity;
+use crate::xfer::Terms;
 
 /// The format this build writes.
 const VERSION: u32 = 1;
@@ -45,6 +46,9 @@ pub struct State {
     /// then.
     #[serde(default)]
     pub address: Option<std::net::IpAddr>,
+    /// What was shared.
+    #[serde(default)]
+    pub share: Option<Terms>,
     /// Whether a tunnel is open. Only a later sidecar of the same host makes something of it.
     #[serde(default)]
     pub tunnel: bool,
@@ -73,6 +77,7 @@ impl State {
             salt,
             token_hash,
             address: Some(address),
+            share: None,
             tunnel: false,
             sessions,
         }

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use tokio::time::Duration;
 
 use super::exchange::{Cancel, Exchange, Outcome, Seat};
+use super::share::OwnTool;
 use super::streams::Stream;
 use super::{Core, now_ms};
 use crate::audit::{Args, Outcome as AuditOutcome, Record};
@@ -268,7 +269,7 @@ impl Core {
     }
 
     async fn ask_host(
-        &self,
+        self: &Rc<Self>,
         exchange: &Exchange,
         caller: &Caller,
         call: Option<ToolCall>,
@@ -280,6 +281,10 @@ impl Core {
         };
         if self.paused.get() {
             return Ok(ToolResult::error("paused by the operator"));
+        }
+        if let Some(tool) = OwnTool::named(&call.name) {
+            self.ledger.borrow_mut().set_phase(&exchange.key, Phase::Running);
+            return Ok(self.run_own_tool(tool, exchange, call.arguments()).await);
         }
         if self.catalogue().await.is_none() {
             return Ok(ToolResult::error(NO_MAIN));

@@ -223,8 +223,8 @@ impl Endpoint for Core {
         }
     }
 
-    async fn xfer(self: Rc<Self>, _request: hyper::Request<hyper::body::Incoming>) -> Response<Body> {
-        plain_error(StatusCode::NOT_FOUND, "nothing is shared")
+    async fn xfer(self: Rc<Self>, request: hyper::Request<hyper::body::Incoming>) -> Response<Body> {
+        self.transfer(request).await
     }
 }
 
@@ -380,7 +380,7 @@ fn busy(id: &str, message: &str) -> Response<Body> {
     response
 }
 
-fn plain_error(status: StatusCode, message: &str) -> Response<Body> {
+pub(super) fn plain_error(status: StatusCode, message: &str) -> Response<Body> {
     json(status, Body::from(Bytes::from(format!(r#"{{"error":{}}}"#, quote(message)))))
 }
 

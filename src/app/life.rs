@@ -23,11 +23,12 @@ use super::keeping::{self, Keeping};
 use super::peer::Shim;
 use super::{Core, Parts, Phase, VERSION, bind, log, now_ms, operate, tunnel, url};
 use crate::audit::Audit;
-use crate::config::{AgentDir, Env, store};
+use crate::config::{AgentDir, Env, Proxy, store};
 use crate::frame::messages::{Goodbye, GoodbyeReason, Hello, HelloResult, Level, PROTOCOL, RpcError, code};
 use crate::frame::{Envelope, Shape};
 use crate::host::link::{self, LinkEnd};
 use crate::host::stdio;
+use crate::install::Installer;
 use crate::mcp::session::Sessions;
 use crate::process::{self, Identity};
 use crate::signals::Watch;
@@ -41,6 +42,8 @@ pub const EXIT_RESTART: u8 = 75;
 
 /// How long cancelled calls may take to be answered.
 const CANCEL_TIME: Duration = Duration::from_millis(500);
+/// How long the end of the share may take.
+const SHARE_TIME: Duration = Duration::from_secs(3);
 /// How long connections may take to end once nothing is in flight.
 const CLOSE_TIME: Duration = Duration::from_millis(400);
 /// How long an idle keep-alive connection may still send its next request before a restart.
@@ -51,7 +54,7 @@ const POLL: Duration = Duration::from_millis(20);
 const FLUSH_TIME: Duration = Duration::from_millis(500);
 
 /// `a2mcp sidecar`: runs until the host, the operator or a signal ends it.
-pub fn run(dir: AgentDir, env: Env) -> ExitCode {
+pub fn run(dir: AgentDir, env: &Env) -> ExitCode {
     process::detach_from_terminal();
     process::raise_open_files();
     log::start();
@@ -87,7 +90,7 @@ pub async fn check(dir: &AgentDir, state_file: Option<&Path>) -> Result<(), Stri
     Ok(())
 }
 
-async fn live(dir: AgentDir, env: Env) -> u8 {
+async fn live(dir: AgentDir, env: &Env) -> u8 {
     let halves = match stdio::take() {
         Ok(halves) => halves,
         Err(error) => {
@@ -137,7 +140,8 @@ async fn live(dir: AgentDir, env: Env) -> u8 {
             return early.refuse(code::CONFIG_REFUSED, text, EXIT_REFUSED).await;
         }
     };
-    serve((dir, env), early, hello, loaded, bound, found).await
+    let installer = Installer::new(&dir, env);
+    serve(dir, (installer, env.proxy.clone()), early, hello, loaded, bound, found).await
 }
 
 /// The link before it has an owner: only the hello is answered.
@@ -187,7 +191,8 @@ fn gone_early() -> u8 {
 }
 
 async fn serve(
-    (dir, env): (AgentDir, Env),
+    dir: AgentDir,
+    (installer, proxy): (Installer, Proxy),
     early: EarlyLink,
     hello: Hello,
     loaded: store::Loaded,
@@ -207,13 +212,15 @@ async fn serve(
     }
     let mut sessions = Sessions::unsaved();
     let host = host_identity(&hello);
-    let mut had_tunnel = false;
+    let (mut shared, mut had_tunnel) = (None, false);
     match state::read(&dir.state_file(port)) {
         Ok(Some(state)) => {
-            had_tunnel = state.tunnel && state.host == host && state.instance == hello.instance;
+            let is_same_host = state.host == host && state.instance == hello.instance;
             if state.is_bound_to(&loaded.token) {
                 sessions.restore(state.sessions, now_ms());
             }
+            shared = state.share.map(|terms| (terms, is_same_host));
+            had_tunnel = state.tunnel && is_same_host;
         }
         Ok(None) => {}
         Err(error) => warnings.push(format!("earlier sessions are lost: {}", with_causes(&error))),
@@ -226,16 +233,18 @@ async fn serve(
         config: loaded.config,
         token: loaded.token,
         dir,
-        env,
+        proxy,
         hello,
         host,
         address: bound.address,
         link: link.clone(),
         audit,
+        installer,
         keeping,
         tasks,
         sessions,
     });
+    core.keep_share(shared);
     let tunnels = core.keeping.follow(tunnel::PURPOSE);
     // At once, not at the first session: it says that this port's holder lives (contract 13).
     core.write_state();
@@ -264,7 +273,7 @@ async fn serve(
         url: url(bound.address),
         port,
         token_prefix: core.token().prefix().into(),
-        features: Vec::new(),
+        features: vec!["xfer".into()],
     };
     tracing::info!(version = VERSION, pid = std::process::id(), url = result.url, "serving");
     let _ = link.answer(&id, &Ok::<_, RpcError>(result)).await;
@@ -354,7 +363,8 @@ impl Core {
         let signalled = signals.next();
         match &end {
             End::Stop => {
-                self.drain(&mut owner, signalled, self.no_calls()).await;
+                let idle = async { tokio::join!(self.no_calls(), self.no_transfers()) };
+                self.drain(&mut owner, signalled, idle).await;
                 let calls = self.ledger.borrow().running();
                 self.cancel_calls(&calls, Cancel::Stopping);
             }
@@ -367,6 +377,7 @@ impl Core {
             self.dismiss_readers();
         } else {
             let _ = timeout(CANCEL_TIME, self.no_calls()).await;
+            let _ = timeout(SHARE_TIME, self.end_share()).await;
             self.end_listeners();
         }
         server.close_connections.cancel();
@@ -402,7 +413,7 @@ impl Core {
         &self,
         owner: &mut JoinHandle<LinkEnd>,
         signalled: impl Future<Output = Signal>,
-        drained: impl Future<Output = ()>,
+        drained: impl Future,
     ) {
         let grace = self.wishes.grace.get();
         tracing::info!(?grace, calls = self.ledger.borrow().running_count(), "draining");
@@ -435,6 +446,7 @@ impl Core {
         while self.ledger.borrow().waits_for_json(is_streamed) {
             self.call_ended.notified().await;
         }
+        self.no_transfers().await;
     }
 }
 

@@ -6,8 +6,8 @@
 //! [`reply`] chooses between JSON and stream; [`listeners`] holds the sessions' server streams,
 //! [`questions`] what the host asks callers, [`wants`] what sessions asked to hear of; [`stall`] tells
 //! callers of a host that does not respond; [`peer`] takes what the shim sends unasked; [`operate`]
-//! does what the operator asks for, [`tunnel`] keeps the public name he may open, [`programs`] finds what it runs; [`bind`] finds the port,
-//! [`keeping`] has the keeper hold it;
+//! does what the operator asks for; [`share`] serves files, [`tunnel`] keeps the public name the operator
+//! may open, [`programs`] finds what both run; [`bind`] finds the port, [`keeping`] has the keeper hold it;
 //! [`log`] owns stderr.
 //!
 //! Everything runs on one thread, so the core's parts sit in `RefCell`s and are borrowed for the
@@ -27,6 +27,7 @@ mod programs;
 mod questions;
 mod relay;
 mod reply;
+mod share;
 mod stall;
 pub mod streams;
 pub mod tunnel;
@@ -44,7 +45,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::audit::Audit;
-use crate::config::{AgentDir, Config, Env, Token};
+use crate::config::{AgentDir, Config, Proxy, Token};
 use crate::frame::envelope::LARGE;
 use crate::frame::messages::{Hello, Level, Notice};
 use crate::host::Link;
@@ -71,8 +72,6 @@ pub struct Core {
     pub config: Config,
     /// Where the files are.
     pub dir: AgentDir,
-    /// Finds and fetches the programs it runs.
-    pub installer: Installer,
     /// What the shim said at the start.
     pub hello: Hello,
     /// The host process.
@@ -85,6 +84,8 @@ pub struct Core {
     pub audit: Audit,
     /// Names the config removes.
     pub denied: Denied,
+    /// Finds and fetches the programs of children.
+    pub installer: Installer,
     /// The companion that holds the listening socket.
     pub keeping: Keeping,
     /// The operator's way in from the internet.
@@ -133,6 +134,7 @@ pub struct Core {
     save_number: Cell<u64>,
     /// The keeper that the state file names.
     saved_keeper: Cell<Option<Identity>>,
+    shares: share::Shares,
     unauthorized: Cell<u64>,
     paused: Cell<bool>,
     /// What callers were last told about the host.
@@ -167,12 +169,13 @@ pub struct Parts {
     pub(crate) config: Config,
     pub(crate) token: Token,
     pub(crate) dir: AgentDir,
-    pub(crate) env: Env,
+    pub(crate) proxy: Proxy,
     pub(crate) hello: Hello,
     pub(crate) host: Identity,
     pub(crate) address: SocketAddr,
     pub(crate) link: Link,
     pub(crate) audit: Audit,
+    pub(crate) installer: Installer,
     pub(crate) keeping: Keeping,
     pub(crate) tasks: TaskTracker,
     pub(crate) sessions: Sessions,
@@ -186,13 +189,13 @@ impl Core {
             ledger: RefCell::new(Ledger::new(window_ms)),
             denied: Denied::new(&parts.config.deny, parts.config.deny_mcp_tools),
             config: parts.config,
-            installer: Installer::new(&parts.dir, &parts.env),
             dir: parts.dir,
-            tunnel: Tunnel::new(parts.env.proxy),
+            tunnel: Tunnel::new(parts.proxy),
             host: parts.host,
             address: parts.address,
             link: parts.link,
             audit: parts.audit,
+            installer: parts.installer,
             keeping: parts.keeping,
             tasks: parts.tasks,
             wishes: Wishes::default(),
@@ -224,6 +227,7 @@ impl Core {
             save_wanted: Notify::new(),
             save_number: Cell::new(0),
             saved_keeper: Cell::new(None),
+            shares: share::Shares::default(),
             unauthorized: Cell::new(0),
             paused: Cell::new(false),
             stalled: Cell::new(false),
@@ -284,7 +288,7 @@ impl Core {
             match self.link.request("tools/list", Vec::new()).await.map(crate::host::Answer::into_result) {
                 Err(_) => return,
                 Ok(Err(error)) => tracing::info!(error = error.message, "the host has no tool list yet"),
-                Ok(Ok(result)) => match Catalogue::from_host(&result, &self.denied) {
+                Ok(Ok(result)) => match Catalogue::from_host(&result, &self.denied, &share::OWN_TOOLS) {
                     Err(error) => tracing::warn!("tool list ignored, the last one stays: {error}"),
                     Ok(catalogue) => self.learn_catalogue(catalogue),
                 },
@@ -303,7 +307,7 @@ impl Core {
                 "entries of the host's tool list left out: no name, or a name twice"
             );
         }
-        if catalogue.names.is_empty() && self.catalogue.borrow().is_some() {
+        if catalogue.is_host_empty && self.catalogue.borrow().is_some() {
             // A host between two sessions: an empty list would make clients forget their tools.
             tracing::warn!("the host's tool list is empty; the last one stays");
             return;
@@ -322,6 +326,12 @@ impl Core {
         self.save_wanted.notify_one();
         let mut saved = self.saved.subscribe();
         let _ = saved.wait_for(|saved| *saved >= number).await;
+    }
+
+    /// As [`Core::save`], for the share.
+    async fn save_share(&self) {
+        self.sessions.borrow_mut().save_again();
+        self.save().await;
     }
 
     /// Makes the state file say whether a tunnel is open, at once: what the operator closed must not
@@ -362,6 +372,7 @@ impl Core {
                 sessions,
             );
             state.keeper = keeper;
+            state.share = self.share_terms();
             state.tunnel = self.tunnel.is_open();
             let file = self.dir.state_file(self.address.port());
             if let Err(error) = state::write(&file, &state) {

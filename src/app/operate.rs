@@ -352,6 +352,7 @@ impl Core {
                 heard_ago_ms: self.link.heard_ago().as_millis() as u64,
             },
             keeper,
+            share: self.share_status(),
             tunnel: Some(self.tunnel_shown().status()),
             tools: catalogue.as_ref().map(|catalogue| catalogue.names.len()),
             odd_names: catalogue.map(|catalogue| catalogue.odd_names.clone()).unwrap_or_default(),

@@ -121,7 +121,7 @@ pub fn main() -> ExitCode {
     let given = cli.agent_dir.map(|root| AgentDir::new(root, &env));
     let target = Target { dir: given.clone(), pid: cli.pid };
     let done = match cli.command {
-        Command::Sidecar(args) => return sidecar(given, &args, env),
+        Command::Sidecar(args) => return sidecar(given, &args, &env),
         Command::Keeper(args) => return keep(&args),
         Command::Demo(args) => return demo(&args, &env),
         Command::ReferenceHost(mut args) => {
@@ -255,7 +255,7 @@ async fn connect(args: connect::ConnectArgs, target: &Target, env: &Env) -> Resu
     Ok(printed)
 }
 
-fn sidecar(dir: Option<AgentDir>, args: &SidecarArgs, env: Env) -> ExitCode {
+fn sidecar(dir: Option<AgentDir>, args: &SidecarArgs, env: &Env) -> ExitCode {
     let Some(dir) = dir else {
         out::note("`a2mcp sidecar` needs --agent-dir DIR; it is started by a host's shim, try `a2mcp demo`");
         return ExitCode::from(exit::USAGE);

@@ -37,6 +37,9 @@ pub struct Status {
     /// The companion that holds the listening socket; absent when there is none.
     #[serde(default)]
     pub keeper: Option<Keeper>,
+    /// What is shared; absent when nothing is.
+    #[serde(default)]
+    pub share: Option<Share>,
     /// The operator's tunnel.
     #[serde(default)]
     pub tunnel: Option<Tunnel>,
@@ -111,6 +114,26 @@ pub struct Child {
     /// Since when it runs or ran, in milliseconds.
     pub age_ms: u64,
     /// `running`, or how it ended.
+    pub state: String,
+}
+
+/// What `/xfer/` serves.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Share {
+    /// The shared file or folder.
+    pub path: String,
+    /// The file server's own port.
+    pub port: u16,
+    /// When it ends.
+    pub expires_at: String,
+    /// In how many milliseconds.
+    pub left_ms: u64,
+    /// Requests in flight.
+    pub transfers: usize,
+    /// Cut uploads that can be continued.
+    pub cut_uploads: usize,
+    /// `serving`, or why not.
     pub state: String,
 }
 
@@ -231,6 +254,22 @@ pub fn render(status: &Status) -> String {
                 line("note", clean(note, 300).into_owned());
             }
         }
+    }
+    if let Some(share) = &status.share {
+        let cut = match share.cut_uploads {
+            0 => String::new(),
+            count => format!(" · {count} cut upload(s)"),
+        };
+        line(
+            "share",
+            format!(
+                "{} · {} · {} in flight{cut} · ends in {}",
+                clean(&share.path, 200),
+                clean(&share.state, 200),
+                share.transfers,
+                age(share.left_ms)
+            ),
+        );
     }
     if let Some(tunnel) = &status.tunnel {
         line("tunnel", self::tunnel(tunnel));

@@ -4,7 +4,7 @@
 //! slice of it is gone.
 
 use std::collections::VecDeque;
-use std::convert::Infallible;
+use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -45,6 +45,8 @@ pub enum Body {
     Receipted(VecDeque<Bytes>, Receipt),
     /// Comes piece by piece.
     Stream(Pin<Box<dyn Stream<Item = Bytes>>>),
+    /// Another server's; when it breaks, so does the connection it goes out on.
+    Relayed(Pin<Box<dyn HttpBody<Data = Bytes, Error = io::Error>>>),
     /// Any other; the passage is held as long as it.
     Crossing(Box<Body>, Passage),
 }
@@ -102,12 +104,9 @@ impl From<Bytes> for Body {
 
 impl HttpBody for Body {
     type Data = Bytes;
-    type Error = Infallible;
+    type Error = io::Error;
 
-    fn poll_frame(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
         match self.get_mut() {
             Self::Empty => Poll::Ready(None),
             Self::Parts(parts) | Self::Receipted(parts, _) => {
@@ -116,6 +115,7 @@ impl HttpBody for Body {
             Self::Stream(pieces) => {
                 pieces.as_mut().poll_next(cx).map(|piece| piece.map(|piece| Ok(Frame::data(piece))))
             }
+            Self::Relayed(body) => body.as_mut().poll_frame(cx),
             Self::Crossing(body, _) => Pin::new(&mut **body).poll_frame(cx),
         }
     }
@@ -125,6 +125,7 @@ impl HttpBody for Body {
             Self::Empty => true,
             Self::Parts(parts) | Self::Receipted(parts, _) => parts.is_empty(),
             Self::Stream(_) => false,
+            Self::Relayed(body) => body.is_end_stream(),
             Self::Crossing(body, _) => body.is_end_stream(),
         }
     }
@@ -136,6 +137,7 @@ impl HttpBody for Body {
                 SizeHint::with_exact(parts.iter().map(|part| part.len() as u64).sum())
             }
             Self::Stream(_) => SizeHint::default(),
+            Self::Relayed(body) => body.size_hint(),
             Self::Crossing(body, _) => body.size_hint(),
         }
     }

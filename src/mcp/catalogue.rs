@@ -40,16 +40,19 @@ pub struct Catalogue {
     pub names: Vec<String>,
     /// Names that at least one known client refuses.
     pub odd_names: Vec<String>,
+    /// None of them is the host's.
+    pub is_host_empty: bool,
     /// Entries of the host that are no tools, or whose name came before.
     pub skipped: usize,
 }
 
 impl Catalogue {
-    /// Builds the list from the host's `tools/list` result.
+    /// Builds the list from the host's `tools/list` result; `own` are the sidecar's own tools, name and
+    /// entry, which come last and whose names are nobody else's.
     ///
     /// # Errors
     /// A sentence for the log when the result holds no list.
-    pub fn from_host(result: &[u8], denied: &Denied) -> Result<Self, String> {
+    pub fn from_host(result: &[u8], denied: &Denied, own: &[(&str, &str)]) -> Result<Self, String> {
         let text = std::str::from_utf8(result).map_err(|_| "the host's tool list is not UTF-8")?;
         let object = RawObject::parse(text).ok_or("the host's tool list is no object")?;
         let tools = object.get("tools").ok_or("the host's tool list has no member `tools`")?;
@@ -70,6 +73,10 @@ impl Catalogue {
             if denied.covers(&name) {
                 continue;
             }
+            if own.iter().any(|(own, _)| *own == name) {
+                catalogue.skipped += 1;
+                continue;
+            }
             if !seen.insert(name.clone()) {
                 catalogue.skipped += 1;
                 continue;
@@ -82,6 +89,12 @@ impl Catalogue {
                 catalogue.odd_names.push(name.clone());
             }
             catalogue.names.push(name);
+        }
+        catalogue.is_host_empty = catalogue.names.is_empty();
+        for (name, entry) in own.iter().filter(|(name, _)| !denied.covers(name)) {
+            json.push_str(if catalogue.names.is_empty() { "" } else { "," });
+            json.push_str(entry);
+            catalogue.names.push((*name).to_owned());
         }
         json.push_str("]}");
         catalogue.result = json.into();
@@ -183,7 +196,8 @@ mod tests {
 
     fn served(tools: &str) -> String {
         let catalogue =
-            Catalogue::from_host(format!("{{\"tools\":[{tools}]}}").as_bytes(), &Denied::default()).unwrap();
+            Catalogue::from_host(format!("{{\"tools\":[{tools}]}}").as_bytes(), &Denied::default(), &[])
+                .unwrap();
         String::from_utf8(catalogue.result.to_vec()).unwrap()
     }
 
@@ -239,13 +253,14 @@ mod tests {
         let catalogue = Catalogue::from_host(
             br#"{"tools":[1,{"name":7},{"name":"a"},{"name":"a","description":"again"},{"name":"b c/\u4e2d"}]}"#,
             &Denied::default(),
+            &[],
         )
         .unwrap();
         assert_eq!(catalogue.names, ["a", "b c/\u{4e2d}"]);
         assert_eq!(catalogue.odd_names, ["b c/\u{4e2d}"]);
         assert_eq!(catalogue.skipped, 3);
         for bad in ["", "[]", "{}", r#"{"tools":{}}"#] {
-            assert!(Catalogue::from_host(bad.as_bytes(), &Denied::default()).is_err());
+            assert!(Catalogue::from_host(bad.as_bytes(), &Denied::default(), &[]).is_err());
         }
     }
 
@@ -253,6 +268,19 @@ mod tests {
     fn denied_names_are_not_listed() {
         let denied = Denied::new(&["bash".into()], true);
         let list = br#"{"tools":[{"name":"bash"},{"name":"mcp__a2mcp__read"},{"name":"read"}]}"#;
-        assert_eq!(Catalogue::from_host(list, &denied).unwrap().names, ["read"]);
+        assert_eq!(Catalogue::from_host(list, &denied, &[]).unwrap().names, ["read"]);
+    }
+
+    #[test]
+    fn own_tools_come_last_and_their_names_are_taken() {
+        let own = [("x", r#"{"name":"x"}"#), ("y", r#"{"name":"y"}"#)];
+        let list = br#"{"tools":[{"name":"y","description":"the host's"},{"name":"read"}]}"#;
+        let catalogue = Catalogue::from_host(list, &Denied::default(), &own).unwrap();
+        assert_eq!(catalogue.names, ["read", "x", "y"]);
+        assert!(catalogue.result.ends_with(br#",{"name":"x"},{"name":"y"}]}"#) && !catalogue.is_host_empty);
+        let alone =
+            Catalogue::from_host(br#"{"tools":[]}"#, &Denied::new(&["x".into()], false), &own).unwrap();
+        assert_eq!(alone.result, r#"{"tools":[{"name":"y"}]}"#);
+        assert!(alone.is_host_empty);
     }
 }

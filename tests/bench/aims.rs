@@ -1,6 +1,7 @@
 //! What the figures should be, and the gate: a figure ten times worse than its aim is a fault, not
 //! a slow machine.
 
+use crate::files::Files;
 use crate::report::{Figures, Flatness, Operation};
 
 /// One aim of the project.
@@ -58,6 +59,36 @@ const AIMS: &[Aim] = &[
         aim: 1.1,
         is_limit: true,
         figure: |f| f.flatness.as_ref().map(Flatness::cost_growth),
+    },
+    Aim {
+        what: "GET of a large file, share of dufs",
+        aim: 0.85,
+        is_limit: false,
+        figure: |f| f.files.as_ref().map(Files::get_share),
+    },
+    Aim {
+        what: "PUT of a large file, share of dufs",
+        aim: 0.85,
+        is_limit: false,
+        figure: |f| f.files.as_ref().map(Files::put_share),
+    },
+    Aim {
+        what: "GETs of 1 KB, 16 at once, share of dufs",
+        aim: 0.60,
+        is_limit: false,
+        figure: |f| f.files.as_ref().map(Files::small_share),
+    },
+    Aim {
+        what: "echo p99 during a download, times that without",
+        aim: 3.0,
+        is_limit: true,
+        figure: |f| f.files.as_ref().map(Files::echo_times),
+    },
+    Aim {
+        what: "growth over large transfers, MiB",
+        aim: 16.0,
+        is_limit: true,
+        figure: |f| f.files.as_ref().map(|files| files.growth_kib as f64 / 1024.0),
     },
     Aim {
         what: "read in omp, share of a loop inside the process",

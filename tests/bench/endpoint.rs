@@ -33,6 +33,11 @@ impl Endpoint {
         Self { address, token, session: String::new() }.another()
     }
 
+    /// The header line that shows the token.
+    pub(crate) fn authorization(&self) -> String {
+        format!("Authorization: Bearer {}\r\n", self.token)
+    }
+
     /// Another session at the same endpoint.
     pub(crate) fn another(&self) -> Result<Self> {
         let mut endpoint = Self { address: self.address, token: self.token.clone(), session: String::new() };

@@ -2,7 +2,8 @@
 //!
 //! `cargo bench --bench bridge` starts the reference host with its sidecar and the floor, drives both
 //! in turns over keep-alive connections and prints requests per second, latency, CPU and memory, and
-//! how they stand to their aims. `--quick` takes about 20 s, `--million` adds a run over a million
+//! how they stand to their aims; files go through `/xfer/` and directly to dufs, where tests/setup has
+//! built one. `--quick` takes about 30 s, `--million` adds a run over a million
 //! calls, `--omp` one in a real omp, `--json` is for machines, `--gate` fails when a figure is ten
 //! times worse than its aim. All load comes from one thread of this process; run it on a quiet
 //! machine with two cores at least.
@@ -10,6 +11,7 @@
 mod aims;
 mod catalogue;
 mod endpoint;
+mod files;
 mod load;
 mod omp;
 mod process;
@@ -32,7 +34,7 @@ use server::{Bridge, Floor};
 #[derive(Parser)]
 #[command(name = "bridge")]
 struct Options {
-    /// Short segments and fewer rounds: about 20 s.
+    /// Short segments and fewer rounds: about 30 s.
     #[arg(long)]
     quick: bool,
     /// Also a million `tools/call`, to see whether speed and memory stay flat.
@@ -176,6 +178,7 @@ fn measure(options: &Options) -> Result<Figures> {
     floor.stop()?;
     streaming.stop()?;
     bridge.stop()?;
+    let files = files::measure(&options.binary, catalogue.path(), options.quick, &mut next_id)?;
     let omp = if options.omp { omp::measure(&options.binary, &pace, &mut next_id)? } else { Vec::new() };
     Ok(Figures {
         load_average,
@@ -186,6 +189,7 @@ fn measure(options: &Options) -> Result<Figures> {
         loaded,
         stream_kib,
         flatness,
+        files,
         omp,
     })
 }

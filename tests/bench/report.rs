@@ -6,6 +6,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::aims::{self, ORIGINAL_LIST};
+use crate::files::Files;
 use crate::load::Segment;
 use crate::process::Memory;
 
@@ -141,6 +142,8 @@ pub(crate) struct Figures {
     /// What an idle server stream costs, in KiB.
     pub(crate) stream_kib: f64,
     pub(crate) flatness: Option<Flatness>,
+    /// Absent where there is no dufs.
+    pub(crate) files: Option<Files>,
     pub(crate) omp: Vec<InOmp>,
 }
 
@@ -242,6 +245,9 @@ fn write_table(text: &mut String, figures: &Figures) -> std::fmt::Result {
             row.micros(0.99),
         )?;
     }
+    for line in figures.files.iter().flat_map(Files::lines) {
+        writeln!(text, "{line}")?;
+    }
     for (when, memory) in [("idle", figures.idle), ("after the load", figures.loaded)] {
         writeln!(
             text,
@@ -307,12 +313,20 @@ pub(crate) fn json(figures: &Figures, misses: &[String]) -> Value {
             "growthKib": flat.growth_kib(),
             "costGrowth": flat.cost_growth(),
         })),
+        "files": figures.files.as_ref().map(|files| json!({
+            "bytes": files.bytes,
+            "getShare": files.get_share(),
+            "putShare": files.put_share(),
+            "smallShare": files.small_share(),
+            "echoTimes": files.echo_times(),
+            "growthKib": files.growth_kib,
+        })),
         "readInOmp": omp,
         "misses": misses,
     })
 }
 
-fn median(values: impl Iterator<Item = f64>) -> f64 {
+pub(crate) fn median(values: impl Iterator<Item = f64>) -> f64 {
     let mut values: Vec<f64> = values.collect();
     values.sort_by(f64::total_cmp);
     let middle = values.len() / 2;

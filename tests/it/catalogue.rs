@@ -8,9 +8,22 @@ use serde_json::Value;
 use crate::support::http::{Client, INITIALIZE};
 use crate::support::{Answer, Host, Setup, eventually, result_of, text_result};
 
-/// The whole reply's text of a `tools/list` with id 1.
+/// The sidecar's own tools; they end every list.
+const OWN: [&str; 3] = ["xfer_share", "xfer_status", "xfer_stop"];
+
+/// The reply's text of a `tools/list` with id 1, without the sidecar's own tools at its end.
 fn list(client: &mut Client) -> String {
-    client.post(r#"{"jsonrpc":"2.0","id":1,"method":"tools/list"}"#).text()
+    hosts_part(&client.post(r#"{"jsonrpc":"2.0","id":1,"method":"tools/list"}"#).text())
+}
+
+fn hosts_part(list: &str) -> String {
+    let (hosts, own) = list.split_once(r#",{"name":"xfer_share","#).expect("the own tools");
+    let own: Value =
+        serde_json::from_str(&format!(r#"[{{"name":"xfer_share",{}"#, own.trim_end_matches("}}")))
+            .expect("nothing but tools");
+    let named: Vec<_> = own.as_array().unwrap().iter().map(|tool| tool["name"].as_str().unwrap()).collect();
+    assert_eq!(named, OWN);
+    format!("{hosts}]}}}}")
 }
 
 fn listed(tools: &str) -> String {
@@ -18,7 +31,13 @@ fn listed(tools: &str) -> String {
 }
 
 fn names(client: &mut Client) -> Vec<String> {
-    let reply: Value = serde_json::from_str(&list(client)).unwrap();
+    let mut names = all_names(client);
+    assert_eq!(names.split_off(names.len() - OWN.len()), OWN);
+    names
+}
+
+fn all_names(client: &mut Client) -> Vec<String> {
+    let reply = client.post(r#"{"jsonrpc":"2.0","id":1,"method":"tools/list"}"#).json();
     let tools = reply["result"]["tools"].as_array().unwrap();
     tools.iter().map(|tool| tool["name"].as_str().unwrap().to_owned()).collect()
 }
@@ -32,7 +51,7 @@ fn the_hosts_list_is_served_verbatim_and_in_its_order() {
         assert_eq!(list(&mut client), listed(tools));
     }
     let with_cursor = r#"{"jsonrpc":"2.0","id":1,"method":"tools/list","params":{"cursor":"abc","x":1}}"#;
-    assert_eq!(client.post(with_cursor).text(), listed(tools), "one page, whatever the cursor");
+    assert_eq!(hosts_part(&client.post(with_cursor).text()), listed(tools), "one page, whatever the cursor");
     assert_eq!(host.count("tools/list"), 1, "asked once, served from memory");
 }
 
@@ -167,7 +186,7 @@ fn denied_names_are_not_listed_and_called_like_unknown_ones() {
         })
         .start();
     let mut client = host.client();
-    assert_eq!(names(&mut client), ["read", "mcp_other"]);
+    assert_eq!(all_names(&mut client), ["read", "mcp_other", "xfer_status", "xfer_stop"]);
     let unknown = client.call("no_such_tool", "{}");
     for name in ["bash", "mcp__self__read", "mcp__unknown", "xfer_share", "nobody"] {
         assert_eq!(client.call(name, "{}"), unknown, "{name}");
@@ -179,13 +198,20 @@ fn denied_names_are_not_listed_and_called_like_unknown_ones() {
 
     // The next list is filtered in the same way.
     host.set_tools(r#"[{"name":"bash"},{"name":"mcp__x"},{"name":"new"}]"#);
-    eventually("the new list", || (names(&mut client) == ["new"]).then_some(()));
+    eventually("the new list", || (all_names(&mut client)[0] == "new").then_some(()));
 }
 
 #[test]
-fn no_tool_of_the_bridge_is_listed_before_it_works() {
-    let host = Host::start();
-    assert_eq!(names(&mut host.client()), ["echo", "hang", "fail"]);
+fn a_tool_of_the_host_never_takes_the_place_of_an_own_one() {
+    let host = Setup::default()
+        .tools(r#"[{"name":"xfer_status","description":"the host's"},{"name":"echo"}]"#)
+        .handler(|_, _, _| text_result("the host's"))
+        .start();
+    let mut client = host.client();
+    assert_eq!(names(&mut client), ["echo"]);
+    let status: Value = serde_json::from_str(&client.call_text("xfer_status", "{}")).unwrap();
+    assert_eq!(status, serde_json::json!({"serving": false}));
+    assert_eq!(host.count("tools/call"), 0);
 }
 
 /// C7: the host is blocked after its first catalogue.
@@ -229,7 +255,8 @@ fn before_the_first_list_requests_wait_for_it_and_no_longer() {
     assert_eq!(host.count("tools/call"), 0, "no call before the list");
     host.answer(&question, r#"{"tools":[{"name":"echo"}]}"#);
     let begun = Instant::now();
-    assert_eq!(lists.read().text(), listed(r#"[{"name":"echo","inputSchema":{"type":"object"}}]"#));
+    let tools = r#"[{"name":"echo","inputSchema":{"type":"object"}}]"#;
+    assert_eq!(hosts_part(&lists.read().text()), listed(tools));
     assert_eq!(calls.read().json()["result"]["content"][0]["text"], r#"{"early":true}"#);
     assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
     host.until_ready();

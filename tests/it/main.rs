@@ -7,7 +7,8 @@
 //! (getting dufs and cloudflared), `schema` (the fixtures of `ipc-schema/`),
 //! `shim` (the Rust shim against a scripted sidecar), `kills` and `kill_loop` (the sidecar dies at the
 //! worst moments: one execution, one result), `streams`, `progress`, `cancel`, `relay`, `replay` and
-//! `proxies` (what crosses on streams, and coming back), `refhost` (the reference host and `a2mcp demo` as
+//! `proxies` (what crosses on streams, and coming back), `cloudflared` (the stand-in against
+//! what was observed), `tunnel` and `tunnel_life` (the operator's tunnel through it), `refhost` (the reference host and `a2mcp demo` as
 //! processes).
 
 #![allow(clippy::unwrap_used, missing_docs)]
@@ -22,6 +23,7 @@ mod catalogue;
 mod cloudflared;
 mod endpoint;
 mod frames;
+mod handover;
 mod install;
 mod keeper;
 mod kill_loop;

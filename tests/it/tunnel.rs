@@ -114,7 +114,7 @@ fn it_is_opened_and_closed_in_the_host_and_one_sentence_says_what_is_reachable()
     let url = format!("https://{}/", bridge.standin.name().0);
     let text = answer["text"].as_str().unwrap();
     assert_eq!(answer["level"], "info", "{text}");
-    for part in ["is open", "From the internet", "token", "all 3 tools", &url, "/xfer/", "tunnel stop"] {
+    for part in ["is open", "From the internet", "token", "all 6 tools", &url, "/xfer/", "tunnel stop"] {
         assert!(text.contains(part), "{part} is not in {text}");
     }
     assert_eq!(bridge.host.count("bridge/notify"), 0, "said once");

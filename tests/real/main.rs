@@ -6,7 +6,8 @@
 //! sidecar dies, the host does not), `operator` (`/a2mcp …`, install), `agents` (sub-agents and second
 //! loads), `clients` (the SDKs, the command line, the printed script), `chain` (omp as the client of
 //! omp), `conformance` (the official suite), `sdks` (what the SDKs make of streams). `omp`, `model`,
-//! `parts` and `processes` are what they share.
+//! `parts` and `processes` are what they share. `files` (the route), `uploads`, `shares` (who dies with
+//! whom), `transfers` (large, slow, cut) and `webdav` drive the real dufs, both versions, through `share`.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -17,6 +18,7 @@ mod model;
 mod omp;
 mod parts;
 mod processes;
+mod share;
 
 mod agents;
 mod approval;
@@ -24,9 +26,14 @@ mod chain;
 mod clients;
 mod conformance;
 mod ends;
+mod files;
 mod install;
 mod operator;
 mod restarts;
 mod sdks;
 mod serves;
+mod shares;
 mod streams;
+mod transfers;
+mod uploads;
+mod webdav;

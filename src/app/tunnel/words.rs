@@ -114,7 +114,7 @@ pub fn opened(shown: &Shown, tools: Option<usize>) -> String {
     let tools = tools.map_or_else(|| "all tools".into(), |count| format!("all {count} tools"));
     let way = if shown.fell_back { " (over HTTP/2: UDP port 7844 is blocked here)" } else { "" };
     format!(
-        "the tunnel is {state}{way}. From the internet, whoever has the token now reaches {tools} of this session at \
+        "the tunnel is {state}{way}. From the internet, whoever has the token now reaches {tools} of this bridge at \
          {url}/ and, while something is shared, its files at {url}/xfer/; `tunnel stop` closes it"
     )
 }

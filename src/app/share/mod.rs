@@ -1,0 +1,134 @@
+//! The share (contract 5): what is served on `/xfer/` now, and the three tools that open, show and close
+//! it. At most one at a time.
+//!
+//! [`owner`] is the one task that starts, watches and ends its file server; [`route`] answers `/xfer/`,
+//! [`upload`] the requests that write. They and the tools read the [`Share`] of the moment.
+
+mod owner;
+mod route;
+mod tools;
+mod upload;
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashSet;
+use std::path::PathBuf;
+use std::rc::Rc;
+
+use tokio::sync::mpsc;
+
+use super::{Core, now_ms};
+use crate::control::status;
+use crate::text::rfc3339;
+use crate::xfer::path::RoutePath;
+use crate::xfer::upstream::Upstream;
+use crate::xfer::{Installed, Terms};
+
+use owner::Command;
+pub(super) use tools::{OWN_TOOLS, OwnTool};
+
+/// Requests to the owner that wait.
+const MAX_COMMANDS: usize = 16;
+
+/// How its file server is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Phase {
+    /// It answers.
+    Running,
+    /// It has died, or is just starting again.
+    Down,
+    /// It died too often; why, for people.
+    Failed(String),
+}
+
+/// The share of the moment.
+pub(super) struct Share {
+    terms: Terms,
+    port: Cell<u16>,
+    phase: RefCell<Phase>,
+    upstream: RefCell<Rc<Upstream>>,
+    /// The file server's program.
+    program: PathBuf,
+    installed: Option<Installed>,
+    /// Names that are being uploaded.
+    uploading: RefCell<HashSet<RoutePath>>,
+    /// Names whose upload was cut: what came of them is kept.
+    parts: RefCell<HashSet<RoutePath>>,
+    /// An earlier sidecar served it: there may be parts that nobody here knows of.
+    is_inherited: bool,
+}
+
+/// What the core has of shares.
+pub(super) struct Shares {
+    current: RefCell<Option<Rc<Share>>>,
+    commands: mpsc::Sender<Command>,
+    /// For the owner, until it runs.
+    asked: Cell<Option<mpsc::Receiver<Command>>>,
+    transfers: Cell<usize>,
+}
+
+impl Default for Shares {
+    fn default() -> Self {
+        let (commands, asked) = mpsc::channel(MAX_COMMANDS);
+        let asked = Cell::new(Some(asked));
+        Self { current: RefCell::default(), commands, asked, transfers: Cell::new(0) }
+    }
+}
+
+/// One request on `/xfer/` from its head to the last byte of its answer.
+struct Transfer(Rc<Core>);
+
+impl Transfer {
+    fn begin(core: &Rc<Core>) -> Self {
+        core.shares.transfers.set(core.shares.transfers.get() + 1);
+        Self(core.clone())
+    }
+}
+
+impl Drop for Transfer {
+    fn drop(&mut self) {
+        let transfers = &self.0.shares.transfers;
+        transfers.set(transfers.get() - 1);
+        if transfers.get() == 0 {
+            self.0.call_ended.notify_waiters();
+        }
+    }
+}
+
+impl Core {
+    /// What is shared now. A share whose time is over is none, also in the moment before its end: after
+    /// a suspend that may be a while.
+    fn current_share(&self) -> Option<Rc<Share>> {
+        self.shares.current.borrow().clone().filter(|share| !share.terms.is_over(now_ms()))
+    }
+
+    /// The terms of the share, for the state file.
+    pub(super) fn share_terms(&self) -> Option<Terms> {
+        self.shares.current.borrow().as_ref().map(|share| share.terms.clone())
+    }
+
+    /// Waits until no transfer is in flight.
+    pub(super) async fn no_transfers(&self) {
+        while self.shares.transfers.get() > 0 {
+            self.call_ended.notified().await;
+        }
+    }
+
+    /// The share as a status shows it.
+    pub(super) fn share_status(&self) -> Option<status::Share> {
+        let share = self.current_share()?;
+        let state = match &*share.phase.borrow() {
+            Phase::Running => "serving".into(),
+            Phase::Down => "the file server is starting again".into(),
+            Phase::Failed(reason) => format!("failed: {reason}"),
+        };
+        Some(status::Share {
+            path: share.terms.shown_path(),
+            port: share.port.get(),
+            expires_at: rfc3339(share.terms.expires_ms),
+            left_ms: share.terms.expires_ms.saturating_sub(now_ms()),
+            transfers: self.shares.transfers.get(),
+            cut_uploads: share.parts.borrow().len(),
+            state,
+        })
+    }
+}

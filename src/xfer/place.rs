@@ -1,0 +1,274 @@
+//! The folder an upload goes to, opened beneath the shared one: makes missing folders, and the empty
+//! file under its hidden name that the file server then fills.
+//!
+//! Every step goes from an open folder to the next name and looks where it has arrived, so a link that
+//! is swapped meanwhile never leads outside. Blocking: for a thread of its own.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
+use rustix::io::Errno;
+
+use super::path::RoutePath;
+
+/// Most entries of a share that are looked at for left-over uploads.
+const MAX_SWEPT: usize = 1_000_000;
+
+/// Why an upload cannot go where it wants to.
+#[derive(Debug, thiserror::Error)]
+pub enum PlaceError {
+    /// A link on the way leads out of the shared folder, or to nothing.
+    #[error("a link in the path leads out of the shared folder")]
+    Outside,
+    /// A file stands where a folder is needed.
+    #[error("a part of the path is a file, not a folder")]
+    NotAFolder,
+    /// A folder has this name.
+    #[error("a folder has this name")]
+    IsAFolder,
+    /// The folder it is to be in does not exist.
+    #[error("the folder it is to be in does not exist")]
+    NoFolder,
+    /// The file system says no.
+    #[error("{0}")]
+    Io(#[from] io::Error),
+}
+
+impl From<Errno> for PlaceError {
+    fn from(error: Errno) -> Self {
+        Self::Io(error.into())
+    }
+}
+
+/// The folder of one name, opened.
+pub struct Place {
+    folder: OwnedFd,
+    name: String,
+}
+
+impl Place {
+    /// Opens the folder that `path`, a file below `root`, is in; `root` is canonical. Missing folders are
+    /// made when `make` says so.
+    ///
+    /// # Errors
+    /// [`PlaceError`].
+    pub fn open(root: &Path, path: &RoutePath, make: bool) -> Result<Self, PlaceError> {
+        let (folders, name) = path.split().ok_or(PlaceError::IsAFolder)?;
+        let open = |at: rustix::fd::BorrowedFd<'_>, name: &Path| {
+            let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            rustix::fs::openat(at, name, flags, Mode::empty())
+        };
+        let mut folder = match open(rustix::fs::CWD, root) {
+            Err(Errno::NOTDIR) => return Err(PlaceError::NotAFolder),
+            folder => folder?,
+        };
+        for name in folders {
+            let next = match open(folder.as_fd(), Path::new(name)) {
+                Err(Errno::NOENT) if make => {
+                    match rustix::fs::mkdirat(&folder, name.as_str(), Mode::from_raw_mode(0o777)) {
+                        // Somebody was faster, or it is a link to nothing.
+                        Ok(()) | Err(Errno::EXIST) => {}
+                        Err(error) => return Err(error.into()),
+                    }
+                    open(folder.as_fd(), Path::new(name))
+                }
+                opened => opened,
+            };
+            folder = match next {
+                Ok(next) => next,
+                Err(Errno::NOENT) if !make => return Err(PlaceError::NoFolder),
+                Err(Errno::NOENT | Errno::LOOP) => return Err(PlaceError::Outside),
+                Err(Errno::NOTDIR) => return Err(PlaceError::NotAFolder),
+                Err(error) => return Err(error.into()),
+            };
+            if !whereabouts(&folder)?.starts_with(root) {
+                return Err(PlaceError::Outside);
+            }
+        }
+        Ok(Self { folder, name: name.to_owned() })
+    }
+
+    /// What has the name now; `None` for nothing. Links within the share are followed.
+    ///
+    /// # Errors
+    /// [`PlaceError::Outside`] for a link that leads elsewhere or nowhere.
+    pub fn look(&self, root: &Path) -> Result<Option<Stat>, PlaceError> {
+        let stat = match rustix::fs::statat(&self.folder, self.name.as_str(), AtFlags::SYMLINK_NOFOLLOW) {
+            Err(Errno::NOENT) => return Ok(None),
+            stat => stat?,
+        };
+        if FileType::from_raw_mode(stat.st_mode) != FileType::Symlink {
+            return Ok(Some(stat));
+        }
+        let flags = OFlags::PATH | OFlags::CLOEXEC;
+        let target = match rustix::fs::openat(&self.folder, self.name.as_str(), flags, Mode::empty()) {
+            Err(Errno::NOENT | Errno::LOOP) => return Err(PlaceError::Outside),
+            target => target?,
+        };
+        if !whereabouts(&target)?.starts_with(root) {
+            return Err(PlaceError::Outside);
+        }
+        Ok(Some(rustix::fs::fstat(&target)?))
+    }
+
+    /// Makes an empty file of the name `part` beside this name, with the rights of the file it is to
+    /// replace, if there is one. Whatever has that name is emptied.
+    ///
+    /// # Errors
+    /// [`PlaceError`].
+    pub fn begin(&self, root: &Path, part: &str) -> Result<(), PlaceError> {
+        let old = self.look(root)?;
+        if old.is_some_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Directory) {
+            return Err(PlaceError::IsAFolder);
+        }
+        let rights = old.map(|stat| Mode::from_raw_mode(stat.st_mode & 0o777));
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        // Nobody else looks into it before it has the rights of the one it replaces.
+        let first = if old.is_some() { 0o600 } else { 0o666 };
+        let file = rustix::fs::openat(&self.folder, part, flags, Mode::from_raw_mode(first))?;
+        if let Some(rights) = rights {
+            // Ours must stay writable until the upload is whole: the file server opens it by name.
+            rustix::fs::fchmod(&file, rights | Mode::RUSR | Mode::WUSR)?;
+        }
+        Ok(())
+    }
+
+    /// Bytes of the file of the name `part` beside this name; `None` when there is none.
+    ///
+    /// # Errors
+    /// As the file system's.
+    pub fn part_size(&self, part: &str) -> Result<Option<u64>, PlaceError> {
+        match rustix::fs::statat(&self.folder, part, AtFlags::SYMLINK_NOFOLLOW) {
+            Err(Errno::NOENT) => Ok(None),
+            Err(error) => Err(error.into()),
+            Ok(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile => {
+                Ok(Some(stat.st_size.unsigned_abs()))
+            }
+            Ok(_) => Ok(None),
+        }
+    }
+
+    /// Removes the file of the name `part` beside this name, if there is one.
+    pub fn remove(&self, part: &str) {
+        let _ = rustix::fs::unlinkat(&self.folder, part, AtFlags::empty());
+    }
+}
+
+/// Where an opened file is, as the kernel says.
+fn whereabouts(fd: &OwnedFd) -> io::Result<PathBuf> {
+    use std::os::fd::AsRawFd as _;
+    std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()))
+}
+
+/// Removes every hidden file whose name begins with `prefix` below `root`; for a share whose uploads
+/// nobody remembers. Whether all of it was seen.
+pub fn sweep(root: &Path, prefix: &str) -> bool {
+    let mut seen = 0;
+    let mut folders = vec![root.to_path_buf()];
+    while let Some(folder) = folders.pop() {
+        let Ok(entries) = std::fs::read_dir(&folder) else { continue };
+        for entry in entries.flatten() {
+            seen += 1;
+            if seen > MAX_SWEPT {
+                return false;
+            }
+            let Ok(kind) = entry.file_type() else { continue };
+            if kind.is_dir() {
+                folders.push(entry.path());
+            } else if kind.is_file()
+                && entry
+                    .file_name()
+                    .to_str()
+                    .is_some_and(|name| name.starts_with(prefix) && super::path::is_part(name))
+            {
+                let _ = std::fs::remove_file(entry.path());
+            }
+        }
+    }
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{PermissionsExt as _, symlink};
+
+    use super::*;
+
+    fn path(text: &str) -> RoutePath {
+        RoutePath::parse(&format!("/xfer/{text}")).unwrap()
+    }
+
+    fn root() -> (tempfile::TempDir, PathBuf, PathBuf) {
+        let dir = tempfile::tempdir().unwrap();
+        let base = dir.path().canonicalize().unwrap();
+        let (root, outside) = (base.join("root"), base.join("outside"));
+        std::fs::create_dir(&root).unwrap();
+        std::fs::create_dir(&outside).unwrap();
+        (dir, root, outside)
+    }
+
+    #[test]
+    fn missing_folders_are_made_beneath_the_root_only() {
+        let (_dir, root, outside) = root();
+        symlink(&outside, root.join("out")).unwrap();
+        symlink(outside.join("nothing"), root.join("dangling")).unwrap();
+        std::fs::create_dir(root.join("in")).unwrap();
+        symlink(root.join("in"), root.join("alias")).unwrap();
+        std::fs::write(root.join("file"), "x").unwrap();
+        assert!(matches!(Place::open(&root, &path("a/b/c"), false), Err(PlaceError::NoFolder)));
+        Place::open(&root, &path("a/b/c"), true).unwrap();
+        assert!(root.join("a/b").is_dir() && !root.join("a/b/c").exists());
+        Place::open(&root, &path("alias/sub/f"), true).unwrap();
+        assert!(root.join("in/sub").is_dir());
+        for to in ["out/f", "out/new/f", "dangling/f"] {
+            assert!(matches!(Place::open(&root, &path(to), true), Err(PlaceError::Outside)), "{to}");
+        }
+        assert!(matches!(Place::open(&root, &path("file/f"), true), Err(PlaceError::NotAFolder)));
+        assert!(matches!(Place::open(&root, &path(""), true), Err(PlaceError::IsAFolder)));
+        assert_eq!(std::fs::read_dir(&outside).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_part_begins_empty_with_the_rights_of_what_it_replaces() {
+        let (_dir, root, outside) = root();
+        let part = path("f").part("0123abcd");
+        let part = part.split().unwrap().1;
+        std::fs::write(root.join("f"), "old").unwrap();
+        std::fs::set_permissions(root.join("f"), std::fs::Permissions::from_mode(0o750)).unwrap();
+        let place = Place::open(&root, &path("f"), true).unwrap();
+        assert_eq!(place.part_size(part).unwrap(), None);
+        place.begin(&root, part).unwrap();
+        let meta = std::fs::metadata(root.join(part)).unwrap();
+        assert_eq!((meta.len(), meta.permissions().mode() & 0o777), (0, 0o750));
+        std::fs::write(root.join(part), "12345").unwrap();
+        assert_eq!(place.part_size(part).unwrap(), Some(5));
+        place.begin(&root, part).unwrap();
+        assert_eq!(place.part_size(part).unwrap(), Some(0));
+        std::fs::create_dir(root.join("d")).unwrap();
+        symlink(outside.join("secret"), root.join("out")).unwrap();
+        let begin = |name: &str| Place::open(&root, &path(name), true).unwrap().begin(&root, part);
+        assert!(matches!(begin("d"), Err(PlaceError::IsAFolder)));
+        assert!(matches!(begin("out"), Err(PlaceError::Outside)));
+        place.remove(part);
+        symlink(outside.join("victim"), root.join(part)).unwrap();
+        assert!(begin("f").is_err());
+        assert_eq!(std::fs::read_dir(&outside).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_sweep_takes_only_the_parts_of_its_share() {
+        let (_dir, root, outside) = root();
+        let name = |id: &str| path("f").part(id).split().unwrap().1.to_owned();
+        std::fs::create_dir_all(root.join("a/b")).unwrap();
+        symlink(&outside, root.join("out")).unwrap();
+        let (ours, others) = (name("0123abcd"), name("0123abce"));
+        for file in [root.join("a/b").join(&ours), root.join("a").join(&others), outside.join(&ours)] {
+            std::fs::write(file, "x").unwrap();
+        }
+        assert!(sweep(&root, &super::super::path::part_prefix("0123abcd")));
+        assert!(!root.join("a/b").join(&ours).exists());
+        assert!(root.join("a").join(&others).exists() && outside.join(&ours).exists());
+    }
+}

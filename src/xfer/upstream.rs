@@ -1,0 +1,292 @@
+//! The file server as a peer: keep-alive connections over its private socket, requests with its own
+//! credentials, bodies that pass piece by piece without a copy.
+//!
+//! A connection is taken for one exchange and comes back when the reply's body has been read to its
+//! end; a reply nobody reads to its end takes its connection with it, and the file server lets go of the
+//! file. Knows no rules: see [`super::rules`].
+
+use std::cell::{Cell, RefCell};
+use std::io;
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::Bytes;
+use hyper::body::{Body, Frame, Incoming, SizeHint};
+use hyper::client::conn::http1::{self, SendRequest};
+use hyper::header::{AUTHORIZATION, HOST, HeaderMap, HeaderValue};
+use hyper::{Method, Request, Response};
+use hyper_util::rt::TokioIo;
+use tokio::net::UnixStream;
+use tokio::time::{Instant, Sleep};
+
+/// Most connections that wait for their next exchange.
+const MAX_IDLE: usize = 64;
+/// So much of a reply is read at once, in bytes.
+const READ_AT_ONCE: usize = 64 << 10;
+
+/// Why the file server did not answer.
+#[derive(Debug, thiserror::Error)]
+pub enum UpstreamError {
+    /// It cannot be reached.
+    #[error("cannot connect to the file server")]
+    Unreachable(#[source] io::Error),
+    /// The connection broke before it answered.
+    #[error("the file server did not answer")]
+    Broken(#[source] hyper::Error),
+    /// The request cannot be written.
+    #[error("the request cannot be passed on")]
+    Unsendable(#[source] hyper::http::Error),
+}
+
+/// One file server; a handle shared by everything that asks it.
+pub struct Upstream {
+    socket: PathBuf,
+    authorization: HeaderValue,
+    idle: RefCell<Vec<SendRequest<Sent>>>,
+}
+
+impl Upstream {
+    /// The one that listens on `socket`; `authorization` is what it expects in that header.
+    pub fn new(socket: PathBuf, authorization: &str) -> Rc<Self> {
+        let mut authorization =
+            HeaderValue::from_str(authorization).unwrap_or_else(|_| HeaderValue::from_static(""));
+        authorization.set_sensitive(true);
+        Rc::new(Self { socket, authorization, idle: RefCell::default() })
+    }
+
+    /// Asks it; returns when the head of its reply is there.
+    ///
+    /// # Errors
+    /// [`UpstreamError`].
+    pub async fn ask(
+        self: &Rc<Self>,
+        method: Method,
+        target: &str,
+        mut headers: HeaderMap,
+        body: Sent,
+    ) -> Result<Response<Reply>, UpstreamError> {
+        headers.insert(AUTHORIZATION, self.authorization.clone());
+        headers.insert(HOST, HeaderValue::from_static("localhost"));
+        let mut request =
+            Request::builder().method(method).uri(target).body(body).map_err(UpstreamError::Unsendable)?;
+        *request.headers_mut() = headers;
+        loop {
+            let (mut connection, is_fresh) = match self.take_idle().await {
+                Some(connection) => (connection, false),
+                None => (self.connect().await?, true),
+            };
+            match connection.try_send_request(request).await {
+                Ok(reply) => {
+                    let lease = Lease { upstream: self.clone(), connection: Some(connection) };
+                    return Ok(reply.map(|body| Reply::new(body, lease)));
+                }
+                Err(mut refused) => match refused.take_message() {
+                    // It had died while it waited: nothing was sent.
+                    Some(again) if !is_fresh => request = again,
+                    _ => return Err(UpstreamError::Broken(refused.into_error())),
+                },
+            }
+        }
+    }
+
+    async fn take_idle(&self) -> Option<SendRequest<Sent>> {
+        loop {
+            let mut connection = self.idle.borrow_mut().pop()?;
+            if connection.is_closed() {
+                continue;
+            }
+            if connection.ready().await.is_ok() {
+                return Some(connection);
+            }
+        }
+    }
+
+    async fn connect(&self) -> Result<SendRequest<Sent>, UpstreamError> {
+        let stream = UnixStream::connect(&self.socket).await.map_err(UpstreamError::Unreachable)?;
+        let (sender, connection) = http1::Builder::new()
+            .max_buf_size(READ_AT_ONCE)
+            .handshake(TokioIo::new(stream))
+            .await
+            .map_err(UpstreamError::Broken)?;
+        // Ends when its sender is gone.
+        tokio::task::spawn_local(async move {
+            if let Err(error) = connection.await {
+                tracing::debug!(%error, "a connection to the file server ended early");
+            }
+        });
+        Ok(sender)
+    }
+}
+
+/// A connection in use.
+struct Lease {
+    upstream: Rc<Upstream>,
+    connection: Option<SendRequest<Sent>>,
+}
+
+impl Lease {
+    fn give_back(&mut self) {
+        let Some(connection) = self.connection.take().filter(|connection| !connection.is_closed()) else {
+            return;
+        };
+        let mut idle = self.upstream.idle.borrow_mut();
+        if idle.len() < MAX_IDLE {
+            idle.push(connection);
+        }
+    }
+}
+
+/// The body of a reply.
+pub struct Reply {
+    body: Incoming,
+    lease: Lease,
+}
+
+impl Reply {
+    fn new(body: Incoming, mut lease: Lease) -> Self {
+        if body.is_end_stream() {
+            lease.give_back();
+        }
+        Self { body, lease }
+    }
+}
+
+impl Body for Reply {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+        let frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
+        if frame.is_none() || self.body.is_end_stream() {
+            self.lease.give_back();
+        }
+        Poll::Ready(frame.map(|frame| frame.map_err(io::Error::other)))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// The body of a request to the file server.
+pub enum Sent {
+    /// None.
+    Nothing,
+    /// A caller's.
+    Upload(Box<Upload>),
+}
+
+/// How an upload ended, as far as the caller is concerned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum UploadEnd {
+    /// It goes on.
+    Running,
+    /// All of it came.
+    Whole,
+    /// The caller's connection broke, or it sent nothing for too long.
+    Cut,
+    /// It is longer than announced.
+    TooLong,
+}
+
+/// What is known of an upload, also after its body is gone.
+pub struct Progress {
+    /// Bytes passed on.
+    pub received: Cell<u64>,
+    /// How it ended.
+    pub end: Cell<UploadEnd>,
+}
+
+/// A caller's body on its way to the file server. However it ends, for the file server it ends in
+/// order: then it has written all it got, and says so, before anybody goes on with the rest.
+pub struct Upload {
+    body: Incoming,
+    announced: Option<u64>,
+    /// At most so many bytes.
+    limit: Option<u64>,
+    progress: Rc<Progress>,
+    patience: Duration,
+    waits: Option<Pin<Box<Sleep>>>,
+}
+
+impl Upload {
+    /// `body`, of which at most `limit` bytes pass; it is cut when nothing comes for `patience`.
+    pub fn new(body: Incoming, limit: Option<u64>, patience: Duration) -> (Self, Rc<Progress>) {
+        let progress = Rc::new(Progress { received: Cell::new(0), end: Cell::new(UploadEnd::Running) });
+        let announced = body.size_hint().exact();
+        (Self { body, announced, limit, progress: progress.clone(), patience, waits: None }, progress)
+    }
+
+    fn end(&self, end: UploadEnd) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+        self.progress.end.set(end);
+        Poll::Ready(None)
+    }
+
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+        if self.progress.end.get() != UploadEnd::Running {
+            return Poll::Ready(None);
+        }
+        loop {
+            let frame = match Pin::new(&mut self.body).poll_frame(cx) {
+                Poll::Ready(frame) => frame,
+                Poll::Pending => {
+                    let patience = self.patience;
+                    let waits = self
+                        .waits
+                        .get_or_insert_with(|| Box::pin(tokio::time::sleep_until(Instant::now() + patience)));
+                    ready!(waits.as_mut().poll(cx));
+                    return self.end(UploadEnd::Cut);
+                }
+            };
+            self.waits = None;
+            let received = self.progress.received.get();
+            match frame {
+                None if self.announced.is_some_and(|announced| received != announced) => {
+                    return self.end(UploadEnd::Cut);
+                }
+                None => return self.end(UploadEnd::Whole),
+                Some(Err(_)) => return self.end(UploadEnd::Cut),
+                Some(Ok(frame)) => {
+                    let Ok(data) = frame.into_data() else { continue };
+                    let received = received + data.len() as u64;
+                    if self.limit.is_some_and(|limit| received > limit) {
+                        return self.end(UploadEnd::TooLong);
+                    }
+                    self.progress.received.set(received);
+                    return Poll::Ready(Some(Ok(Frame::data(data))));
+                }
+            }
+        }
+    }
+}
+
+impl Body for Sent {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+        match self.get_mut() {
+            Self::Nothing => Poll::Ready(None),
+            Self::Upload(upload) => upload.poll(cx),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        matches!(self, Self::Nothing)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Self::Nothing => SizeHint::with_exact(0),
+            // Its end may come early: it goes in chunks.
+            Self::Upload(_) => SizeHint::default(),
+        }
+    }
+}

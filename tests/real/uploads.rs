@@ -1,0 +1,240 @@
+//! Contract 6, uploads: atomic, never harmful when cut, and continued with two curl lines.
+
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
+
+use serde_json::json;
+
+use crate::share::{Shared, VERSIONS, names, ok};
+use crate::support::eventually;
+use crate::support::http::Connection;
+
+#[test]
+fn an_upload_makes_folders_and_replaces_in_one_step() {
+    for version in VERSIONS {
+        let shared = Shared::start(version);
+        assert_eq!(shared.put("/new/deep/er/f", "one"), 201);
+        assert_eq!(shared.read("new/deep/er/f").unwrap(), b"one");
+        let file = shared.root().join("new/deep/er/f");
+        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o750)).unwrap();
+        let before = std::fs::metadata(&file).unwrap().ino();
+        let mut connection = shared.begin_put("/new/deep/er/f", 6);
+        connection.write(b"two").unwrap();
+        eventually("the first half", || (shared.part("/new/deep/er/f")? == 3).then_some(()));
+        assert_eq!(shared.get("/new/deep/er/f").text(), "one", "the old one until all is there");
+        connection.write(b"two").unwrap();
+        assert_eq!(connection.read().unwrap().status, 201);
+        let after = std::fs::metadata(&file).unwrap();
+        assert_eq!(shared.read("new/deep/er/f").unwrap(), b"twotwo");
+        assert_ne!(after.ino(), before, "another file took its place");
+        assert_eq!(after.mode() & 0o777, 0o750, "with the rights of the one before");
+        assert_eq!(shared.put("/empty", ""), 201);
+        assert_eq!(shared.read("empty").unwrap(), b"");
+        // Chunked, without a length.
+        let mut connection = Connection::open(shared.host.port);
+        let bearer = format!("Bearer {}", shared.host.token);
+        let headers = [("Authorization", bearer.as_str()), ("Transfer-Encoding", "chunked")];
+        connection.send("PUT", "/xfer/chunked", &headers, b"3\r\nabc\r\n4\r\ndefg\r\n0\r\n\r\n").unwrap();
+        assert_eq!(connection.read().unwrap().status, 201);
+        assert_eq!(shared.read("chunked").unwrap(), b"abcdefg");
+        // The connection goes on.
+        connection.send("GET", "/xfer/chunked", &headers[..1], b"").unwrap();
+        assert_eq!(connection.read().unwrap().text(), "abcdefg");
+        assert_eq!(shared.names(""), ["chunked", "empty", "new"], "nothing hidden is left");
+    }
+}
+
+#[test]
+fn a_cut_upload_harms_nothing_and_is_hidden() {
+    for version in VERSIONS {
+        let mut shared = Shared::start(version);
+        shared.write("a/f", "the old one");
+        shared.cut_put("/a/f", b"half of it", 1000);
+        shared.cut_put("/a/new", b"half", 1000);
+        assert_eq!(shared.read("a/f").unwrap(), b"the old one");
+        assert!(shared.read("a/new").is_none() && shared.get("/a/new").status == 404);
+        let hidden: Vec<_> = shared.names("a").into_iter().filter(|name| name.starts_with('.')).collect();
+        assert_eq!(hidden.len(), 2, "what came is kept");
+        for listing in ["/a?json", "/a?simple", "/a/", "/a?zip"] {
+            let reply = shared.get(listing);
+            let text = reply.text();
+            assert!(!hidden.iter().any(|name| text.contains(name.as_str())), "{listing}");
+        }
+        assert!(!shared.ask("PROPFIND", "/a", &[("Depth", "1")], b"").text().contains(".a2mcp"));
+        for name in &hidden {
+            for name in [name.clone(), name.to_uppercase()] {
+                for method in ["GET", "HEAD", "PUT", "PROPFIND", "MKCOL"] {
+                    let reply = shared.ask(method, &format!("/a/{name}"), &[], b"");
+                    assert_eq!(reply.status, 404, "{method} {name}");
+                }
+                assert_eq!(shared.ask("HEAD", &format!("/a/{name}?part"), &[], b"").status, 404);
+                assert_eq!(shared.get(&format!("/a/{name}/x")).status, 404);
+            }
+        }
+        assert_eq!(shared.host.status()["share"]["cutUploads"], 2);
+        ok(&shared.client.call("xfer_stop", "{}"));
+        assert_eq!(shared.names("a"), ["f"], "gone with the share");
+    }
+}
+
+#[test]
+fn a_cut_upload_goes_on_with_two_curl_lines() {
+    for version in VERSIONS {
+        let shared = Shared::start(version);
+        let whole: Vec<u8> = (0..300_000u32).flat_map(u32::to_le_bytes).collect();
+        let total = whole.len();
+        shared.write("f", "old");
+        shared.cut_put("/f", &whole[..500_000], total as u64);
+        let local = shared.outside().join("local");
+        std::fs::write(&local, &whole).unwrap();
+        // The two lines of the README, the token aside.
+        let url = format!("{}?part", shared.url("/f"));
+        let head = shared.curl(&["-I", &url]);
+        let head = String::from_utf8_lossy(&head.stdout).to_lowercase();
+        let size = head.lines().find_map(|line| line.strip_prefix("content-length: ")).unwrap().trim();
+        assert_eq!(size, "500000");
+        let rest = shared.outside().join("rest");
+        std::fs::write(&rest, &whole[500_000..]).unwrap();
+        let length = format!("X-Upload-Length: {total}");
+        let rest = format!("@{}", rest.display());
+        let done = shared.curl(&[
+            "-w",
+            "%{http_code}",
+            "-X",
+            "PATCH",
+            "-H",
+            "X-Update-Range: append",
+            "-H",
+            &length,
+            "--data-binary",
+            &rest,
+            &url,
+        ]);
+        assert_eq!(String::from_utf8_lossy(&done.stdout), "201", "{done:?}");
+        assert_eq!(shared.read("f").unwrap(), whole);
+        assert_eq!(shared.part("/f"), None);
+        assert_eq!(shared.names(""), ["f"]);
+    }
+}
+
+#[test]
+fn the_rest_comes_in_pieces_and_is_checked() {
+    for version in VERSIONS {
+        let shared = Shared::start(version);
+        shared.cut_put("/d/f", b"0123", 10);
+        let patch = |total: &str, body: &[u8]| {
+            let headers = [("X-Update-Range", "append"), ("X-Upload-Length", total)];
+            shared.ask("PATCH", "/d/f?part", &headers, body).status
+        };
+        assert_eq!(shared.ask("PATCH", "/d/f?part", &[("X-Upload-Length", "10")], b"45").status, 400);
+        assert_eq!(shared.ask("PATCH", "/d/f?part", &[("X-Update-Range", "append")], b"45").status, 400);
+        let bytes = [("X-Update-Range", "bytes=0-1"), ("X-Upload-Length", "10")];
+        assert_eq!(shared.ask("PATCH", "/d/f?part", &bytes, b"45").status, 400);
+        assert_eq!(patch("10", b"456789too long"), 409);
+        assert_eq!(patch("3", b""), 409);
+        assert_eq!(patch("-1", b""), 400);
+        assert_eq!(shared.part("/d/f"), Some(4), "nothing of these came in");
+        assert_eq!(patch("10", b"45"), 204);
+        assert_eq!(shared.part("/d/f"), Some(6));
+        // Chunked: it shows only at the end that it is too long.
+        let chunked =
+            [("X-Update-Range", "append"), ("X-Upload-Length", "10"), ("Transfer-Encoding", "chunked")];
+        let reply = shared.ask("PATCH", "/d/f?part", &chunked, b"6\r\n6789AB\r\n0\r\n\r\n");
+        assert_eq!(reply.status, 400, "{}", reply.text());
+        assert_eq!(shared.part("/d/f"), Some(6));
+        assert_eq!(patch("10", b"6789"), 201);
+        assert_eq!(shared.read("d/f").unwrap(), b"0123456789");
+        assert_eq!(patch("10", b""), 404, "there is nothing to continue any more");
+        assert_eq!(shared.ask("PATCH", "/none/f?part", &chunked[..2], b"x").status, 404);
+        assert_eq!(shared.ask("HEAD", "/none/f?part", &[], b"").status, 404);
+        // All bytes came, the answer did not: nothing more is needed than to ask for the end.
+        shared.cut_put("/g", b"0123", 5);
+        let headers = [("X-Update-Range", "append"), ("X-Upload-Length", "4")];
+        assert_eq!(shared.ask("PATCH", "/g?part", &headers, b"").status, 201);
+        assert_eq!(shared.read("g").unwrap(), b"0123");
+        // A new upload takes the place of a cut one.
+        shared.cut_put("/h", b"0123", 10);
+        assert_eq!(shared.put("/h", "new"), 201);
+        assert_eq!((shared.read("h").unwrap(), shared.part("/h")), (b"new".to_vec(), None));
+    }
+}
+
+#[test]
+fn one_name_is_uploaded_once_at_a_time() {
+    for version in VERSIONS {
+        let shared = Shared::start(version);
+        let mut first = shared.begin_put("/a/f", 6);
+        first.write(b"abc").unwrap();
+        eventually("the first half", || (shared.part("/a/f")? == 3).then_some(()));
+        assert_eq!(shared.put("/a/f", "other"), 409);
+        assert_eq!(shared.put("/a//%66", "other"), 409, "however it is written");
+        let headers = [("X-Update-Range", "append"), ("X-Upload-Length", "6")];
+        assert_eq!(shared.ask("PATCH", "/a/f?part", &headers, b"xyz").status, 409);
+        assert_eq!(shared.put("/a/g", "other"), 201);
+        first.write(b"def").unwrap();
+        assert_eq!(first.read().unwrap().status, 201);
+        assert_eq!(shared.read("a/f").unwrap(), b"abcdef");
+        assert_eq!(shared.put("/a/f", "again"), 201);
+    }
+}
+
+/// F3: what the path means changes while the bytes come.
+#[test]
+fn a_link_swapped_in_meanwhile_leads_nowhere() {
+    for version in VERSIONS {
+        let shared = Shared::start(version);
+        std::fs::write(shared.outside().join("f"), "untouched").unwrap();
+        shared.write("d/f", "old");
+        let mut connection = shared.begin_put("/d/f", 6);
+        connection.write(b"abc").unwrap();
+        eventually("the first half", || (shared.part("/d/f")? == 3).then_some(()));
+        std::fs::rename(shared.root().join("d"), shared.root().join("moved")).unwrap();
+        symlink(shared.outside(), shared.root().join("d")).unwrap();
+        connection.write(b"def").unwrap();
+        let reply = connection.read().unwrap();
+        assert_eq!(reply.status, 409, "{}", reply.text());
+        assert_eq!(names(&shared.outside()), ["f"]);
+        assert_eq!(std::fs::read(shared.outside().join("f")).unwrap(), b"untouched");
+        assert_eq!(shared.read("moved/f").unwrap(), b"old");
+
+        // The name itself becomes a link, or a folder.
+        for swap in ["link", "folder"] {
+            let mut connection = shared.begin_put("/moved/f", 6);
+            connection.write(b"abc").unwrap();
+            eventually("the first half", || (shared.part("/moved/f")? == 3).then_some(()));
+            let name = shared.root().join("moved/f");
+            std::fs::remove_file(&name).unwrap();
+            if swap == "link" {
+                symlink(shared.outside().join("f"), &name).unwrap();
+            } else {
+                std::fs::create_dir(&name).unwrap();
+            }
+            connection.write(b"def").unwrap();
+            assert_eq!(connection.read().unwrap().status, 409, "{swap}");
+            assert_eq!(std::fs::read(shared.outside().join("f")).unwrap(), b"untouched");
+            std::fs::remove_file(&name).or_else(|_| std::fs::remove_dir(&name)).unwrap();
+            std::fs::write(&name, "old").unwrap();
+        }
+        assert_eq!(shared.put("/moved/f", "and it still works"), 201);
+        assert_eq!(shared.read("moved/f").unwrap(), b"and it still works");
+    }
+}
+
+#[test]
+fn a_folder_that_cannot_be_written_is_said_so() {
+    if rustix::process::geteuid().is_root() {
+        // Root may write everywhere; what remains is a file system that takes nothing.
+        let mut shared = Shared::start("0.46.0");
+        let share = json!({ "path": "/sys/kernel" }).to_string();
+        ok(&shared.client.call("xfer_share", &share));
+        let reply = shared.ask("PUT", "/a2mcp-test", &[], b"x");
+        assert!(matches!(reply.status, 403 | 500), "{} {}", reply.status, reply.text());
+        assert!(!reply.json()["error"].as_str().unwrap().is_empty());
+        return;
+    }
+    let shared = Shared::start("0.46.0");
+    let folder = shared.root().join("locked");
+    std::fs::create_dir(&folder).unwrap();
+    std::fs::set_permissions(&folder, std::fs::Permissions::from_mode(0o555)).unwrap();
+    assert_eq!(shared.put("/locked/f", "x"), 403);
+    assert_eq!(shared.put("/f", "x"), 201);
+}
