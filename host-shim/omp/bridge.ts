@@ -15,6 +15,7 @@ import type { AgentSession, ExtensionContext, ToolInfo } from "@oh-my-pi/pi-codi
 import { Calls } from "./calls.ts";
 import { Catalogue, LOOK_EVERY_MS } from "./catalogue.ts";
 import { hostIdentity, installed, NotInstalled, StartLog } from "./environment.ts";
+import type { HostLlmNews, HostLlmState, HostLlmStatus } from "./host-llm.ts";
 import { type Ended, Link, type LinkHandlers, type RequestId, RequestFailed } from "./link.ts";
 import { type Level, levelOf, Notices, oneLine } from "./notices.ts";
 import { messageOf } from "./outcome.ts";
@@ -30,7 +31,7 @@ import {
 } from "./supervisor.ts";
 
 const PROTOCOL = 1;
-const FEATURES = ["approvals"];
+const FEATURES = ["approvals", "hostLlm"];
 /** A `session_shutdown` handler is cut at 2 s; calls get this much of it, the rest is for closing. */
 const STOP_GRACE_MS = 1_500;
 const STOP_ANSWER_MS = 1_700;
@@ -39,6 +40,8 @@ const STOP_EXIT_MS = 150;
 const COMMAND_MS = 120_000;
 /** How long `/a2mcp restart` waits to say how it went. */
 const RESTART_MS = 20_000;
+/** Log lines and refusals that may wait for the next sidecar. */
+const UNTOLD = 64;
 /** Bytes that arrived before a tick are read before the tick is judged. */
 const READ_FIRST_MS = 20;
 
@@ -56,7 +59,19 @@ export interface Host {
 	liveMain(): AgentSession | undefined;
 	onRegistryChange(changed: () => void): () => void;
 	schemaOf(tool: ToolInfo): unknown;
+	/** The switch on the host's own model requests. */
+	readonly hostLlm: Switch;
 	log(message: string, context: Record<string, unknown>): void;
+}
+
+/** What the bridge needs to know of that switch. */
+export interface Switch {
+	readonly state: HostLlmState;
+	readonly status: HostLlmStatus;
+	/** Throws with the reason when it cannot be done. */
+	switch(enabled: boolean): HostLlmStatus;
+	sessionStarted(): void;
+	tell(news: HostLlmNews): void;
 }
 
 /** What a sidecar said of itself in its hello. */
@@ -77,6 +92,8 @@ interface Current {
 	refused: boolean;
 	/** `tools/list` requests that wait for a live Main. */
 	readonly listRequests: RequestId[];
+	/** A deny of the config that waits for the first session. */
+	readonly switchRequests: { id: RequestId; enabled: boolean }[];
 	/** `list_changed` was sent and the list not asked for since. */
 	changeTold: boolean;
 	/** The last `bridge/state` sent. */
@@ -106,6 +123,10 @@ export class Bridge {
 	#served: Served | undefined;
 	/** A death to tell of once the next one serves. */
 	#incident: { cause: string; often: boolean } | undefined;
+	/** The config's word on the host's model requests was asked for: it counts once per process. */
+	#startSwitched = false;
+	/** For the next sidecar that serves: log lines, refusals of a deny that was on. */
+	readonly #untold: { method: string; params: object }[] = [];
 	/** The operator asked for this start and waits for the answer. */
 	#startAsked = false;
 	#pause: Timer | undefined;
@@ -147,6 +168,17 @@ export class Bridge {
 				),
 			fault: (where, error) => this.#fault(where, error),
 		});
+		host.hostLlm.tell({
+			changed: () => this.#tellState(),
+			log: text => this.#tellLater("bridge/log", { text }),
+			degraded: reason => {
+				this.#tellLater("bridge/hostLlmRefused", { error: reason });
+				this.#notices.tell(
+					`a2mcp: the deny on this host's model requests could not be put on the new session (${oneLine(reason)}); only the tripwire holds`,
+					"warning",
+				);
+			},
+		});
 		host.onRegistryChange(() => this.#quietly("registry", () => this.#mainMayHaveChanged()));
 		this.#lookDueAt = performance.now() + LOOK_EVERY_MS;
 		setInterval(() => this.#quietly("look", () => this.#look()), LOOK_EVERY_MS).unref();
@@ -157,6 +189,7 @@ export class Bridge {
 
 	/** `owner` is the extension instance the event came over: sub-agents have others. */
 	sessionStarted(owner: object, context: ExtensionContext): void {
+		this.#quietly("host model requests", () => this.#host.hostLlm.sessionStarted());
 		if (this.#first) return;
 		this.#first = { owner, context };
 		this.#notices.belongTo(context.ui);
@@ -168,8 +201,14 @@ export class Bridge {
 			else this.#startAgain = this.#phase === "stopping";
 		}
 		this.#answerLists();
+		this.#answerSwitches();
 		this.#tellState();
 		this.#judge();
+	}
+
+	/** Something the operator should know; it waits for the first session. */
+	notice(text: string): void {
+		this.#notices.tell(text, "info");
 	}
 
 	/** Resolves within the host's limit for this event. */
@@ -243,6 +282,7 @@ export class Bridge {
 			error: undefined,
 			refused: false,
 			listRequests: [],
+			switchRequests: [],
 			changeTold: false,
 			state: "",
 		};
@@ -296,6 +336,7 @@ export class Bridge {
 		if (this.#phase !== "stopping") this.#setPhase("running");
 		this.#calls.deliverAgain(current.link);
 		this.#tellState();
+		this.#tellUntold();
 		this.#answerLists();
 		if (this.#incident) this.#tellIncident(this.#incident, before);
 		this.#incident = undefined;
@@ -469,7 +510,7 @@ export class Bridge {
 				case "bridge/ping":
 					return void link.answer(id, JSON.stringify({ lagMs: this.#lag() }));
 				case "bridge/hostLlm":
-					return link.refuse(id, -32000, "not supported");
+					return this.#switchRequested(link, id, params);
 				default:
 					this.#count(`unknown request ${oneLine(method, 80)}`);
 					return link.refuse(id, -32601, "method not found");
@@ -507,6 +548,48 @@ export class Bridge {
 		current.changeTold = false;
 		current.listRequests.push(id);
 		this.#answerLists();
+	}
+
+	/** `bridge/hostLlm`; before hello was answered it is the config that asks, and waits for a session. */
+	#switchRequested(link: Link, id: RequestId, params: unknown): void {
+		const current = this.#current;
+		if (current?.link !== link) return;
+		const { enabled } = (params ?? {}) as { enabled?: unknown };
+		if (typeof enabled !== "boolean") return link.refuse(id, -32602, '"enabled" must be a boolean');
+		if (current.served) return this.#switch(link, id, enabled);
+		current.switchRequests.push({ id, enabled });
+		this.#answerSwitches();
+	}
+
+	#answerSwitches(): void {
+		const current = this.#current;
+		if (!current || !this.#first) return;
+		for (const { id, enabled } of current.switchRequests.splice(0)) {
+			if (this.#startSwitched) current.link.answer(id, JSON.stringify(this.#host.hostLlm.status));
+			else this.#switch(current.link, id, enabled);
+			this.#startSwitched = true;
+		}
+	}
+
+	#switch(link: Link, id: RequestId, enabled: boolean): void {
+		let answer: string;
+		try {
+			answer = JSON.stringify(this.#host.hostLlm.switch(enabled));
+		} catch (error) {
+			return link.refuse(id, -32000, messageOf(error));
+		}
+		link.answer(id, answer);
+	}
+
+	/** A notification for the sidecar that serves now, or the next one. */
+	#tellLater(method: string, params: object): void {
+		if (this.#untold.length < UNTOLD) this.#untold.push({ method, params });
+		this.#tellUntold();
+	}
+
+	#tellUntold(): void {
+		const link = this.#servingLink();
+		if (link) for (const { method, params } of this.#untold.splice(0)) link.notify(method, params);
 	}
 
 	/** Answers what waits for the list: with the list as it is, without a Main with the last one. */
@@ -566,7 +649,13 @@ export class Bridge {
 	#tellState(): void {
 		const link = this.#servingLink();
 		if (!link || !this.#current) return;
-		const state = { main: this.#host.liveMain() !== undefined, approvals: this.#calls.approvals.list() };
+		const { state: hostLlm, status } = this.#host.hostLlm;
+		const state = {
+			main: this.#host.liveMain() !== undefined,
+			hostLlm,
+			denied: status.denied,
+			approvals: this.#calls.approvals.list(),
+		};
 		const json = JSON.stringify(state);
 		if (this.#current.state === json) return;
 		this.#current.state = json;
@@ -589,7 +678,16 @@ export class Bridge {
 		for (const wake of this.#phaseChanged.splice(0)) wake();
 	}
 
+	/** What can be said without a sidecar; a deny goes on without one. */
 	#ownStatus(): Reply {
+		const { text, level } = this.#phaseReply();
+		const { state, status } = this.#host.hostLlm;
+		if (status.enabled) return { text, level };
+		const denied = state === "degraded" ? "(tripwire only)" : `denied=${status.denied}`;
+		return { text: `${text}\nhost_llm=deny ${denied}`, level };
+	}
+
+	#phaseReply(): Reply {
 		const served = this.#served;
 		switch (this.#phase) {
 			case "running":

@@ -8,10 +8,11 @@
  */
 
 import type { AgentSession, ExtensionContext } from "@oh-my-pi/pi-coding-agent";
-import type { AgentTool, AgentToolContext } from "@oh-my-pi/pi-agent-core";
+import type { AgentTool, AgentToolContext, AgentToolResult } from "@oh-my-pi/pi-agent-core";
 
 import { Approvals, type WaitingCall } from "./approvals.ts";
 import { asker } from "./asker.ts";
+import { foreground } from "./background.ts";
 import { Card, CardBudget } from "./cards.ts";
 import type { Link, RequestId } from "./link.ts";
 import { cancelled, failed, messageOf, NO_MAIN, NOT_EXPOSED, returned, threw } from "./outcome.ts";
@@ -166,6 +167,7 @@ export class Calls {
 			call.abort.abort(new Error("cancelled by the remote caller"));
 		};
 		execute(tool, call, args, partial => progress.update(partial), toolContext(session, context))
+			.then(result => foreground(session, args, result, call.abort.signal))
 			.then(result => ({ outcome: returned(result), drawn: result }))
 			.catch(error => ({ outcome: threw(error), drawn: text(messageOf(error)) }))
 			.then(end.resolve);
@@ -205,7 +207,7 @@ async function execute(
 	args: unknown,
 	onUpdate: (partial: unknown) => void,
 	context: AgentToolContext,
-): Promise<unknown> {
+): Promise<AgentToolResult> {
 	return tool.execute(call.toolCallId, args, call.abort.signal, onUpdate, context);
 }
 

@@ -9,24 +9,50 @@ import { getAgentDir, logger, VERSION } from "@oh-my-pi/pi-utils";
 
 import { Bridge } from "./bridge.ts";
 import { registerCommand } from "./command.ts";
-import { liveMain, onRegistryChange } from "./main.ts";
+import { HostLlm } from "./host-llm.ts";
+import { liveMain, liveSessions, onRegistryChange } from "./main.ts";
+import { messageOf } from "./outcome.ts";
+import { Placeholder } from "./placeholder.ts";
+
+/** What lives once per process. */
+interface Once {
+	readonly bridge: Bridge;
+	readonly placeholder: Placeholder;
+}
 
 // Not module state: a reloaded extension is another module in the same process.
-const BRIDGE = Symbol.for("a2mcp.omp.bridge");
+const ONCE = Symbol.for("a2mcp.omp.bridge");
 
-export default function a2mcp(pi: ExtensionAPI): void {
-	const process = globalThis as { [BRIDGE]?: Bridge };
-	const bridge = (process[BRIDGE] ??= new Bridge({
-		agentDir: getAgentDir(),
+function begin(): Once {
+	const log = (message: string, context: Record<string, unknown>) => logger.debug(`a2mcp: ${message}`, context);
+	const agentDir = getAgentDir();
+	const bridge = new Bridge({
+		agentDir,
 		version: VERSION,
 		directory: import.meta.dir,
 		liveMain,
 		onRegistryChange,
 		schemaOf: toolWireSchema,
-		log: (message, context) => logger.debug(`a2mcp: ${message}`, context),
-	}));
+		hostLlm: new HostLlm(liveMain, liveSessions),
+		log,
+	});
+	const placeholder = new Placeholder(
+		agentDir,
+		text => bridge.notice(text),
+		error => log("fault", { where: "placeholder model", error: messageOf(error) }),
+	);
+	return { bridge, placeholder };
+}
 
-	pi.on("session_start", (_event, ctx) => bridge.sessionStarted(pi, ctx));
+export default function a2mcp(pi: ExtensionAPI): void {
+	const { bridge, placeholder } = ((globalThis as { [ONCE]?: Once })[ONCE] ??= begin());
+
+	placeholder.offer(pi);
+	pi.on("session_start", (_event, ctx) => {
+		// First: a deny covers the model that the session has then.
+		placeholder.sessionStarted(liveMain());
+		bridge.sessionStarted(pi, ctx);
+	});
 	pi.on("session_shutdown", () => bridge.sessionShutDown(pi));
 	pi.on("tool_approval_requested", event => bridge.approvalRequested(event.toolCallId));
 	pi.on("tool_approval_resolved", event => bridge.approvalResolved(event.toolCallId));

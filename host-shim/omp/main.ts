@@ -8,6 +8,13 @@ export function liveMain(): AgentSession | undefined {
 	return AgentRegistry.global().get(MAIN_AGENT_ID)?.session ?? undefined;
 }
 
+/** Every live session: Main's and the sub-agents'. */
+export function liveSessions(): AgentSession[] {
+	return AgentRegistry.global()
+		.list()
+		.flatMap(entry => entry.session ?? []);
+}
+
 /** Calls `changed` at each change of the registry. Returns how to stop that. */
 export function onRegistryChange(changed: () => void): () => void {
 	return AgentRegistry.global().onChange(changed);

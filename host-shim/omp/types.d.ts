@@ -24,7 +24,51 @@ declare module "@oh-my-pi/pi-ai/utils/schema" {
 	}): Record<string, unknown>;
 }
 
+declare module "@oh-my-pi/pi-ai" {
+	/** One row of the host's catalogue of models. */
+	export interface Model {
+		readonly provider: string;
+		readonly id: string;
+		readonly api: string;
+		readonly baseUrl?: string;
+		/** Streaming that goes past every api, e.g. `pi-native`. */
+		readonly transport?: string;
+		/** Runs the provider's own program for headers, before the api is looked at. */
+		readonly resolveHeaders?: unknown;
+		readonly name?: string;
+		readonly reasoning?: boolean;
+		readonly thinking?: unknown;
+		readonly input?: readonly string[];
+		readonly cost?: unknown;
+		readonly contextWindow?: number | null;
+		readonly maxTokens?: number | null;
+	}
+
+	export interface AssistantMessageEventStream {
+		push(event: { type: "error"; reason: "error"; error: object }): void;
+	}
+
+	export function createAssistantMessageEventStream(): AssistantMessageEventStream;
+	/** Built-in names are refused; the same name again replaces. */
+	export function registerCustomApi(
+		api: string,
+		stream: (model: Model) => AssistantMessageEventStream,
+		sourceId: string,
+	): void;
+	export function unregisterCustomApis(sourceId: string): void;
+}
+
 declare module "@oh-my-pi/pi-agent-core" {
+	import type { Model } from "@oh-my-pi/pi-ai";
+
+	export interface Agent {
+		readonly state: { readonly model?: Model };
+		readonly providerSessionState?: ReadonlyMap<string, { close(): void }>;
+		/** In memory only. */
+		setModel(model: Model): void;
+		emitExternalEvent(event: AgentEvent): void;
+	}
+
 	export interface AgentToolResult {
 		content: { type: string }[];
 		details?: unknown;
@@ -64,7 +108,56 @@ declare module "@oh-my-pi/pi-agent-core" {
 }
 
 declare module "@oh-my-pi/pi-coding-agent" {
-	import type { AgentEvent, AgentTool } from "@oh-my-pi/pi-agent-core";
+	import type { Agent, AgentTool } from "@oh-my-pi/pi-agent-core";
+	import type { Model } from "@oh-my-pi/pi-ai";
+
+	export interface ProviderConfig {
+		baseUrl?: string;
+		apiKey?: string;
+		api?: string;
+		models?: readonly object[];
+	}
+
+	export interface ModelRegistry {
+		getAll(): Model[];
+		getAvailable(): Model[];
+		find(provider: string, id: string): Model | undefined;
+		hasConcreteAuth(provider: string): boolean;
+		getApiKey(model: Model, ...rest: unknown[]): Promise<string | undefined>;
+		/** A key, or how to get one. */
+		resolver(target: string | Model, ...rest: unknown[]): unknown;
+		registerProvider(name: string, config: ProviderConfig, sourceId?: string): void;
+		unregisterProvider(name: string): void;
+		/** `offline`: from the cache of what was found before. */
+		refreshProvider?(name: string, strategy: "offline"): Promise<void>;
+		/** The search for models that begins after the session has started. */
+		awaitInitialBackgroundRefresh?(): Promise<void>;
+	}
+
+	export interface Settings {
+		get(path: string): unknown;
+		/** Runtime only. */
+		override(path: string, value: unknown): void;
+		clearOverride(path: string): void;
+	}
+
+	export interface AsyncJob {
+		readonly status: "running" | "completed" | "failed" | "cancelled";
+		/** Settles with the job and never rejects. */
+		readonly promise: Promise<void>;
+		readonly resultText?: string;
+		readonly errorText?: string;
+		readonly latestDetails?: { images?: { type: string }[] };
+	}
+
+	export interface AsyncJobManager {
+		getJob(id: string): AsyncJob | undefined;
+		/** Its result is not delivered to the session. */
+		acknowledgeDeliveries(ids: string[]): number;
+		/** Its result was seen. */
+		consumeJobResults(ids: string[]): number;
+		cancel(id: string): boolean;
+	}
 
 	export interface ToolInfo {
 		name: string;
@@ -73,10 +166,11 @@ declare module "@oh-my-pi/pi-coding-agent" {
 	}
 
 	export interface AgentSession {
-		readonly agent: { emitExternalEvent(event: AgentEvent): void };
+		readonly agent: Agent;
 		readonly sessionManager: unknown;
-		readonly modelRegistry: unknown;
-		readonly settings: unknown;
+		readonly modelRegistry: ModelRegistry;
+		readonly settings: Settings;
+		readonly asyncJobManager?: AsyncJobManager;
 		readonly model: unknown;
 		readonly isStreaming: boolean;
 		readonly queuedMessageCount: number;
@@ -120,6 +214,8 @@ declare module "@oh-my-pi/pi-coding-agent" {
 				handler(args: string, ctx: ExtensionCommandContext): Promise<void>;
 			},
 		): void;
+		/** Queued until the session's registry is there, under this extension's path. */
+		registerProvider(name: string, config: ProviderConfig): void;
 		readonly events: { on(channel: string, handler: (data: unknown) => void): unknown };
 	}
 }
@@ -131,6 +227,7 @@ declare module "@oh-my-pi/pi-coding-agent/registry/agent-registry" {
 	export class AgentRegistry {
 		static global(): AgentRegistry;
 		get(id: string): { session: AgentSession | null } | undefined;
+		list(): { session: AgentSession | null }[];
 		onChange(listener: () => void): () => void;
 	}
 }

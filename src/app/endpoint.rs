@@ -11,7 +11,7 @@ use super::calls::{Caller, Prepared};
 use super::exchange::{Cancel, Exchange};
 use super::reply::stream_response;
 use super::streams::Reader;
-use super::{Core, Phase, VERSION, beside, now_ms};
+use super::{Core, Phase, VERSION, beside, host_llm, now_ms};
 use crate::frame::envelope::EnvelopeError;
 use crate::frame::raw::{RawObject, quote, string};
 use crate::frame::{Message, Shape};
@@ -207,19 +207,16 @@ impl Endpoint for Core {
         response
     }
 
-    async fn host_llm(self: Rc<Self>, _head: Head, body: Bytes) -> Response<Body> {
-        #[derive(serde::Deserialize)]
-        struct Wanted {
-            #[expect(dead_code, reason = "no host offers the switch yet; the body is judged all the same")]
-            enabled: bool,
-        }
-        match serde_json::from_slice::<Wanted>(&body) {
-            Err(_) => {
+    async fn host_llm(self: Rc<Self>, head: Head, body: Bytes) -> Response<Body> {
+        match self.switch_host_llm(&head, &body).await {
+            host_llm::Answer::Switched(status) => json(StatusCode::OK, Body::from(status)),
+            host_llm::Answer::Malformed => {
                 plain_error(StatusCode::BAD_REQUEST, "expected a JSON object with a boolean \"enabled\"")
             }
-            Ok(_) => {
+            host_llm::Answer::NotOffered => {
                 plain_error(StatusCode::NOT_IMPLEMENTED, "this host cannot switch its model requests off")
             }
+            host_llm::Answer::Refused(reason) => plain_error(StatusCode::INTERNAL_SERVER_ERROR, &reason),
         }
     }
 

@@ -1,12 +1,13 @@
 //! A sidecar from its first frame to its exit code. The only place that decides to exit.
 //!
 //! ```text
-//! hello ─▶ config ─▶ port ─▶ state ─▶ serve ─▶ drain ─▶ exit
-//!             │        │                          ├ stop: 0, after goodbye
-//!             └ 78     └ 1 (port held)            ├ restart: 75, after goodbye
-//!                                                 └ the host is gone: 0, at once
+//! hello ─▶ config ─▶ host_llm ─▶ port ─▶ state ─▶ serve ─▶ drain ─▶ exit
+//!             │                    │                          ├ stop: 0, after goodbye
+//!             └ 78                 └ 1 (port held)            ├ restart: 75, after goodbye
+//!                                                             └ the host is gone: 0, at once
 //! ```
 
+use std::cell::{OnceCell, RefCell};
 use std::path::Path;
 use std::process::ExitCode;
 use std::rc::Rc;
@@ -21,13 +22,13 @@ use tokio_util::task::TaskTracker;
 use super::exchange::Cancel;
 use super::keeping::{self, Keeping};
 use super::peer::Shim;
-use super::{Core, Parts, Phase, VERSION, bind, log, now_ms, operate, tunnel, url};
+use super::{Core, Parts, Phase, VERSION, bind, host_llm, log, now_ms, operate, tunnel, url};
 use crate::audit::Audit;
 use crate::config::{AgentDir, Env, Proxy, store};
 use crate::frame::messages::{Goodbye, GoodbyeReason, Hello, HelloResult, Level, PROTOCOL, RpcError, code};
 use crate::frame::{Envelope, Shape};
 use crate::host::link::{self, LinkEnd};
-use crate::host::stdio;
+use crate::host::{Incoming, Link, Peer, stdio};
 use crate::install::Installer;
 use crate::mcp::session::Sessions;
 use crate::process::{self, Identity};
@@ -48,6 +49,8 @@ const SHARE_TIME: Duration = Duration::from_secs(3);
 const CLOSE_TIME: Duration = Duration::from_millis(400);
 /// How long an idle keep-alive connection may still send its next request before a restart.
 const KEEP_ALIVE_TIME: Duration = Duration::from_secs(2);
+/// What the shim may say before hello is answered.
+const MAX_EARLY: usize = 64;
 /// How often it is looked whether the connections are gone.
 const POLL: Duration = Duration::from_millis(20);
 /// How long the last frames may take into the pipe.
@@ -106,7 +109,9 @@ async fn live(dir: AgentDir, env: &Env) -> u8 {
             return 1;
         }
     };
-    let mut early = EarlyLink { link, unstarted, id };
+    let door = Rc::new(Door::default());
+    let owner = tokio::task::spawn_local(unstarted.run(door.clone()));
+    let mut early = EarlyLink { link, owner, door, id };
     if hello.protocol != PROTOCOL {
         let text = format!(
             "this sidecar ({VERSION}) speaks frame protocol {PROTOCOL}, the shim {}; run `a2mcp install omp` again",
@@ -123,10 +128,16 @@ async fn live(dir: AgentDir, env: &Env) -> u8 {
         Err(error) => return early.refuse(code::CONFIG_REFUSED, error, EXIT_REFUSED).await,
     };
     let host = host_identity(&hello);
-    let listening = tokio::select! {
-        listening = keeping::listen(&loaded.config, &dir, &hello, host) => listening,
-        // A busy port is tried for seconds: nobody may be there any more when it becomes free.
-        () = early.unstarted.ended() => return gone_early(),
+    let link = early.link.clone();
+    let opening = async {
+        // Bound afterwards: no early caller may meet a host that still asks its model.
+        let start = host_llm::deny_at_start(&loaded.config, &hello, &link).await;
+        (start, keeping::listen(&loaded.config, &dir, &hello, host).await)
+    };
+    let (start, listening) = tokio::select! {
+        opened = opening => opened,
+        // A session may be long in coming, a busy port is tried for seconds: nobody may be there any more.
+        _ = &mut early.owner => return gone_early(),
         () = process::ended(host) => return gone_early(),
     };
     let (bound, found) = match listening {
@@ -141,29 +152,51 @@ async fn live(dir: AgentDir, env: &Env) -> u8 {
         }
     };
     let installer = Installer::new(&dir, env);
-    serve(dir, (installer, env.proxy.clone()), early, hello, loaded, bound, found).await
+    serve(dir, (installer, env.proxy.clone()), early, hello, loaded, (bound, found), start).await
 }
 
-/// The link before it has an owner: only the hello is answered.
+/// The link before hello is answered.
 struct EarlyLink {
-    link: link::Link,
-    unstarted: link::Unstarted,
+    link: Link,
+    owner: JoinHandle<LinkEnd>,
+    door: Rc<Door>,
     id: Bytes,
 }
 
 impl EarlyLink {
     async fn refuse(self, code: i32, message: String, exit: u8) -> u8 {
-        struct Deaf;
-        impl crate::host::Peer for Deaf {
-            fn incoming(&self, _: crate::host::Incoming) {}
-        }
         tracing::error!("{message}");
         let answer: Result<(), _> = Err(RpcError { code: code.into(), message });
-        let owner = tokio::task::spawn_local(self.unstarted.run(Rc::new(Deaf)));
         let _ = self.link.answer(&self.id, &answer).await;
         let _ = timeout(FLUSH_TIME, self.link.flush()).await;
-        owner.abort();
+        self.owner.abort();
         exit
+    }
+}
+
+/// Keeps what the shim sends before there is a core to take it.
+#[derive(Default)]
+struct Door {
+    core: OnceCell<Shim>,
+    early: RefCell<Vec<Incoming>>,
+}
+
+impl Door {
+    fn open(&self, core: Rc<Core>) {
+        let shim = self.core.get_or_init(|| Shim(core));
+        for message in self.early.take() {
+            shim.incoming(message);
+        }
+    }
+}
+
+impl Peer for Door {
+    fn incoming(&self, message: Incoming) {
+        match self.core.get() {
+            Some(shim) => shim.incoming(message),
+            None if self.early.borrow().len() < MAX_EARLY => self.early.borrow_mut().push(message),
+            None => tracing::warn!("the host says more before the hello is answered than is kept"),
+        }
     }
 }
 
@@ -196,16 +229,12 @@ async fn serve(
     early: EarlyLink,
     hello: Hello,
     loaded: store::Loaded,
-    bound: bind::Bound,
-    found: keeping::Found,
+    (bound, found): (bind::Bound, keeping::Found),
+    start: host_llm::Start,
 ) -> u8 {
     let port = bound.address.port();
-    let EarlyLink { link, unstarted, id } = early;
+    let EarlyLink { link, owner, door, id } = early;
     let mut warnings = loaded.warnings;
-    if loaded.config.deny_inference {
-        // Silence would read as a promise.
-        warnings.push("the config says host_llm \"deny\", which this version cannot do: the host's model requests go on".into());
-    }
     warnings.extend(bound.warnings);
     if let Err(error) = log::move_to(&dir.stderr(port)) {
         warnings.push(format!("the log stays in {}: {error}", dir.start_stderr().display()));
@@ -249,7 +278,7 @@ async fn serve(
     // At once, not at the first session: it says that this port's holder lives (contract 13).
     core.write_state();
     core.inherit_calls();
-    let owner = tokio::task::spawn_local(unstarted.run(Rc::new(Shim(core.clone()))));
+    door.open(core.clone());
     let operator = core.clone();
     let control = match control::serve(port, move |request| operate::perform(operator.clone(), request)).await
     {
@@ -278,6 +307,7 @@ async fn serve(
     tracing::info!(version = VERSION, pid = std::process::id(), url = result.url, "serving");
     let _ = link.answer(&id, &Ok::<_, RpcError>(result)).await;
     core.note_inherited();
+    core.note_start(&start).await;
     for warning in warnings {
         core.notify(Level::Warning, format!("a2mcp: {warning}"));
     }

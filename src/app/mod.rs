@@ -7,8 +7,8 @@
 //! [`questions`] what the host asks callers, [`wants`] what sessions asked to hear of; [`stall`] tells
 //! callers of a host that does not respond; [`peer`] takes what the shim sends unasked; [`operate`]
 //! does what the operator asks for; [`share`] serves files, [`tunnel`] keeps the public name the operator
-//! may open, [`programs`] finds what both run; [`bind`] finds the port, [`keeping`] has the keeper hold it;
-//! [`log`] owns stderr.
+//! may open, [`programs`] finds what both run; [`host_llm`] switches the host's own model requests;
+//! [`bind`] finds the port, [`keeping`] has the keeper hold it; [`log`] owns stderr.
 //!
 //! Everything runs on one thread, so the core's parts sit in `RefCell`s and are borrowed for the
 //! length of a statement, never over an await.
@@ -17,6 +17,7 @@ pub mod bind;
 pub mod calls;
 mod endpoint;
 pub mod exchange;
+mod host_llm;
 pub mod keeping;
 pub mod life;
 mod listeners;
@@ -47,7 +48,7 @@ use tokio_util::task::TaskTracker;
 use crate::audit::Audit;
 use crate::config::{AgentDir, Config, Proxy, Token};
 use crate::frame::envelope::LARGE;
-use crate::frame::messages::{Hello, Level, Notice};
+use crate::frame::messages::{Hello, HostLlm, Level, Notice};
 use crate::host::Link;
 use crate::install::Installer;
 use crate::ledger::Ledger;
@@ -127,6 +128,8 @@ pub struct Core {
     catalogue: watch::Sender<Option<Rc<Catalogue>>>,
     catalogue_wanted: Notify,
     main: Cell<Option<bool>>,
+    /// The switch on the host's model requests and the requests refused, as the host last said.
+    host_llm: Cell<Option<(HostLlm, u64)>>,
     /// The id of a `bridge/stop` that waits for its answer.
     stop_request: RefCell<Option<Bytes>>,
     saved: watch::Sender<u64>,
@@ -222,6 +225,7 @@ impl Core {
             catalogue: watch::Sender::new(None),
             catalogue_wanted: Notify::new(),
             main: Cell::new(None),
+            host_llm: Cell::new(None),
             stop_request: RefCell::default(),
             saved: watch::Sender::new(0),
             save_wanted: Notify::new(),

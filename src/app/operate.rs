@@ -348,6 +348,7 @@ impl Core {
                 version: self.hello.host.version.clone(),
                 pid: self.host.pid,
                 main: self.main.get(),
+                llm: self.host_llm.get().map(|(state, denied)| status::HostLlm { state, denied }),
                 lag_ms: self.link.lag().map(|lag| lag.as_millis() as u64),
                 heard_ago_ms: self.link.heard_ago().as_millis() as u64,
             },

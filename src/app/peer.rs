@@ -10,6 +10,10 @@ use serde::Deserialize;
 use super::{Core, operate, relay};
 use crate::frame::messages::{self, Command, GoodbyeReason, Notice, RpcError, code};
 use crate::host::{Incoming, Peer};
+use crate::text::clean;
+
+/// Longer lines of the shim are cut in the log.
+const MAX_LOG_LINE: usize = 2000;
 
 /// The core as the link sees it.
 pub(super) struct Shim(pub(super) Rc<Core>);
@@ -67,6 +71,17 @@ impl Shim {
                 }
             }
             "bridge/result" => self.late_result(params),
+            "bridge/log" => {
+                if let Ok(line) = read::<messages::LogLine>(method, params) {
+                    tracing::info!("{}", clean(&line.text, MAX_LOG_LINE));
+                }
+            }
+            "bridge/hostLlmRefused" => {
+                if let Ok(refused) = read::<messages::HostLlmRefused>(method, params) {
+                    let core = core.clone();
+                    self.0.tasks.spawn_local(async move { core.host_llm_refused(&refused.error).await });
+                }
+            }
             "bridge/goodbye" => {
                 if let Ok(goodbye) = read::<messages::Goodbye>(method, params) {
                     tracing::info!(reason = ?goodbye.reason, "the host says goodbye");
@@ -126,6 +141,7 @@ impl Core {
     fn learn_state(&self, state: messages::State) {
         let came_alive = state.main && self.main.replace(Some(state.main)) != Some(true);
         self.main.set(Some(state.main));
+        self.host_llm.set(state.host_llm.map(|word| (word, state.denied.unwrap_or(0))));
         if came_alive {
             self.catalogue_wanted.notify_one();
         }

@@ -288,6 +288,16 @@ fn sidecar(status: &Status) -> Vec<Finding> {
             findings.push(fine(format!("its port is held by the keeper, process {}", keeper.pid)))
         }
     }
+    if let Some(share) = &status.share {
+        let path = clean(&share.path, 200).into_owned();
+        findings.push(match share.state.strip_prefix("failed: ") {
+            Some(reason) => wrong(
+                format!("the file server of the share of {path} keeps dying: {}", clean(reason, 200)),
+                "mend that, then share it again (xfer_share)",
+            ),
+            None => fine(format!("{path} is shared until {}", clean(&share.expires_at, 40))),
+        });
+    }
     findings.extend(status.tunnel.as_ref().and_then(tunnel));
     if status.paused {
         findings.push(wrong(format!("{at} is paused: new calls are refused"), "`a2mcp resume`"));

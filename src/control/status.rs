@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 
 use serde::{Deserialize, Serialize};
 
+use crate::frame::messages;
 use crate::text::clean;
 
 /// A sidecar's own account.
@@ -81,10 +82,22 @@ pub struct Host {
     pub pid: u32,
     /// Whether it has a live Main session; absent when it has not said.
     pub main: Option<bool>,
+    /// The switch on its own model requests; absent when it has none or has not said.
+    #[serde(default)]
+    pub llm: Option<HostLlm>,
     /// Round trip of the last ping, in milliseconds.
     pub lag_ms: Option<u64>,
     /// When its last byte came, in milliseconds.
     pub heard_ago_ms: u64,
+}
+
+/// The switch on the host's own model requests.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct HostLlm {
+    /// Where it stands.
+    pub state: messages::HostLlm,
+    /// Requests refused since the host started.
+    pub denied: u64,
 }
 
 /// The keeper, as the sidecar knows it.
@@ -225,6 +238,9 @@ pub fn render(status: &Status) -> String {
             age(status.host.heard_ago_ms)
         ),
     );
+    if let Some(llm) = &status.host.llm {
+        line("inference", inference(llm));
+    }
     let memory = status
         .resident_bytes
         .map_or_else(|| "memory unknown".into(), |bytes| format!("{:.1} MiB", bytes as f64 / 1_048_576.0));
@@ -345,6 +361,16 @@ pub fn tunnel(tunnel: &Tunnel) -> String {
         parts.push(format!("up {}", age(ms)));
     }
     parts.join(" · ")
+}
+
+fn inference(llm: &HostLlm) -> String {
+    match llm.state {
+        messages::HostLlm::Armed => format!("host_llm=deny denied={}", llm.denied),
+        messages::HostLlm::Degraded => "host_llm=deny (tripwire only)".into(),
+        messages::HostLlm::Allow => "host_llm=allow".into(),
+        messages::HostLlm::Refused => "host_llm=allow (deny was refused)".into(),
+        messages::HostLlm::Unknown => "host_llm=unknown".into(),
+    }
 }
 
 fn health(status: &Status) -> String {

@@ -179,12 +179,46 @@ pub struct State {
     /// Whether the host has a live Main session.
     #[serde(default)]
     pub main: bool,
-    /// `armed`, `refused`, `allow` or `degraded`.
+    /// The switch on the host's model requests; absent when the host has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub host_llm: Option<String>,
+    pub host_llm: Option<HostLlm>,
+    /// The host's model requests that were refused since it started.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub denied: Option<u64>,
     /// Calls that wait for the operator's approval.
     #[serde(default)]
     pub approvals: Vec<Approval>,
+}
+
+/// Where the switch on the host's own model requests stands (contract 8).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum HostLlm {
+    /// They are refused.
+    Armed,
+    /// They go on: a deny was asked for and could not be put on.
+    Refused,
+    /// They go on.
+    Allow,
+    /// Only the tripwire on fetch refuses them.
+    Degraded,
+    /// A word of a later shim.
+    #[serde(other)]
+    Unknown,
+}
+
+/// `bridge/log`, shim → sidecar: a line for the log.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct LogLine {
+    /// The line.
+    pub text: String,
+}
+
+/// `bridge/hostLlmRefused`, shim → sidecar: a deny that was on could not be put on a new session.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct HostLlmRefused {
+    /// Why.
+    pub error: String,
 }
 
 /// One call that waits for an approval.

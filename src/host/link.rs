@@ -31,8 +31,6 @@ use crate::frame::{Frame, FrameCodec, FrameError, Message, Shape};
 const QUEUE: usize = 1024;
 /// Bytes taken from the queue before the pipe has to catch up.
 const HIGH_WATER: usize = 1 << 20;
-/// Frames that are kept before the task runs.
-const MAX_EARLY: usize = 64;
 /// How often the shim is pinged.
 const PING_EVERY: Duration = Duration::from_secs(5);
 /// When the first ping goes out, so that the lag is soon known.
@@ -152,14 +150,12 @@ pub fn open(halves: Halves) -> (Link, Unstarted) {
         64 << 10,
     );
     let link = Link { queue, shared: shared.clone() };
-    (link, Unstarted { reader, early: Vec::new(), writer: halves.1, commands, shared })
+    (link, Unstarted { reader, writer: halves.1, commands, shared })
 }
 
 /// A link whose task does not run yet: the first frame can be awaited on it.
 pub struct Unstarted {
     reader: FramedRead<Heard, FrameCodec>,
-    /// Came before the task ran.
-    early: Vec<Bytes>,
     writer: Box<dyn AsyncWrite + Unpin>,
     commands: mpsc::Receiver<Command>,
     shared: Rc<Shared>,
@@ -178,17 +174,6 @@ impl Unstarted {
         }
     }
 
-    /// Returns when the stream has ended; what comes before that is kept for the task.
-    pub async fn ended(&mut self) {
-        while self.early.len() < MAX_EARLY {
-            match self.reader.next().await {
-                Some(Ok(frame)) => self.early.push(frame),
-                _ => return,
-            }
-        }
-        std::future::pending().await
-    }
-
     /// Runs the link until the stream ends.
     pub async fn run(self, peer: Rc<dyn Peer>) -> LinkEnd {
         let shared = self.shared.clone();
@@ -199,9 +184,6 @@ impl Unstarted {
             out: OutBuffer::default(),
             parsing: JoinSet::new(),
         };
-        for frame in self.early {
-            owner.receive(frame, &mut None);
-        }
         let end = owner.run(self.reader, self.writer, self.commands).await;
         *shared.end.borrow_mut() = Some(match &end {
             LinkEnd::Closed => "the host closed the link".into(),

@@ -19,7 +19,7 @@ use super::canned::{self, CannedTool};
 use super::execution::ExecutionLog;
 use super::store::Outcome;
 use super::tools::{Call, HostState, Pending, Tools, text_result};
-use crate::frame::messages::{RpcError, code};
+use crate::frame::messages::{HostLlm, RpcError, code};
 use crate::mcp::call::{NO_MAIN, NOT_EXPOSED};
 
 /// The largest file `read` returns.
@@ -162,7 +162,7 @@ impl Tools for DemoTools {
             }),
             Err(error) => Err(RpcError { code: code::INVALID_PARAMS.into(), message: error.to_string() }),
             Ok(Switch { enabled }) => {
-                self.state.set_host_llm(if enabled { "allow" } else { "armed" });
+                self.state.set_host_llm(if enabled { HostLlm::Allow } else { HostLlm::Armed });
                 Ok(format!(r#"{{"enabled":{enabled},"denied":0,"degraded":false}}"#).into())
             }
         };

@@ -13,7 +13,7 @@ use tokio::sync::{Notify, mpsc};
 use tokio_util::sync::CancellationToken;
 
 use super::store::Outcome;
-use crate::frame::messages::{Approval, RpcError, State, code};
+use crate::frame::messages::{Approval, HostLlm, RpcError, State, code};
 use crate::frame::raw;
 
 /// A future of this thread.
@@ -124,7 +124,7 @@ impl Drop for AwaitingApproval {
 #[derive(Debug)]
 pub struct HostState {
     main: Cell<bool>,
-    host_llm: Cell<Option<&'static str>>,
+    host_llm: Cell<Option<HostLlm>>,
     approvals: RefCell<BTreeMap<String, String>>,
     pub(super) changed: Notify,
 }
@@ -153,7 +153,7 @@ impl HostState {
     }
 
     /// `armed`, `refused`, `allow` or `degraded`.
-    pub fn set_host_llm(&self, state: &'static str) {
+    pub fn set_host_llm(&self, state: HostLlm) {
         self.host_llm.set(Some(state));
         self.changed.notify_one();
     }
@@ -162,7 +162,8 @@ impl HostState {
         let approvals = self.approvals.borrow();
         State {
             main: self.main.get(),
-            host_llm: self.host_llm.get().map(str::to_owned),
+            host_llm: self.host_llm.get(),
+            denied: None,
             approvals: approvals
                 .iter()
                 .map(|(call_id, tool)| Approval { call_id: call_id.clone(), tool: tool.clone() })

@@ -1,7 +1,7 @@
 //! The quick tests: real sidecar processes, real frames, real HTTP, all on loopback.
 //!
 //! One file per boundary or promise: `endpoint` (who may knock and in which order that is judged),
-//! `messages` (JSON-RPC shapes, ids, byte fidelity), `sessions`, `catalogue`, `calls`, `frames`
+//! `host_llm` (the switch on the host's model), `messages` (JSON-RPC shapes, ids, byte fidelity), `sessions`, `catalogue`, `calls`, `frames`
 //! (hostile ones), `life` (start, stop, death, ports), `audit`, `operate` (the command line), `load`
 //! (limits and crowds), `keeper` (what outlives a sidecar), `install`
 //! (getting dufs and cloudflared), `schema` (the fixtures of `ipc-schema/`),
@@ -22,8 +22,10 @@ mod cancel;
 mod catalogue;
 mod cloudflared;
 mod endpoint;
+mod files;
 mod frames;
 mod handover;
+mod host_llm;
 mod install;
 mod keeper;
 mod kill_loop;

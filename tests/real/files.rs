@@ -181,6 +181,24 @@ fn a_file_server_that_cannot_start_says_why_and_replaces_nothing() {
     assert_eq!(shared.status()["serving"], true);
 }
 
+/// What a2mcp installed itself is named with version and hash.
+#[test]
+fn an_installed_file_server_is_named() {
+    let (home, program) = (tempfile::tempdir().unwrap(), dufs("0.46.0"));
+    let sum = std::process::Command::new("sha256sum").arg(&program).output().unwrap();
+    let hash = String::from_utf8_lossy(&sum.stdout).split(' ').next().unwrap().to_owned();
+    let entry =
+        json!({"version": "0.46.0", "asset": "a", "assetSha256": "", "path": program, "sha256": hash});
+    let dir = std::sync::Arc::new(tempfile::tempdir().unwrap());
+    std::fs::write(dir.path().join("a2mcp.installs.json"), json!({"installed": {"dufs": entry}}).to_string())
+        .unwrap();
+    let setup = Setup::default().env("HOME", home.path().to_str().unwrap()).env("PATH", "/usr/bin:/bin");
+    let host = setup.config(r#"{"xfer":{"dufs":"dufs"}}"#).in_dir(dir).start();
+    let shared = tempfile::tempdir().unwrap();
+    let result = ok(&host.client().call("xfer_share", &json!({ "path": shared.path() }).to_string()));
+    assert_eq!(result["installed"], json!({"dufs": {"version": "0.46.0", "path": program, "sha256": hash}}));
+}
+
 #[test]
 fn every_name_arrives_verbatim_up_and_down() {
     for version in VERSIONS {

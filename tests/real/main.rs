@@ -3,7 +3,8 @@
 //! `tests/setup` installs what they need into `target/real-parts/`; a missing part is a failure with a
 //! sentence, never a skip. One file per question: `serves` (what a remote caller gets from a live
 //! session), `streams` (progress, cancelling), `approval`, `ends` (who dies with whom), `restarts` (the
-//! sidecar dies, the host does not), `operator` (`/a2mcp …`, install), `agents` (sub-agents and second
+//! sidecar dies, the host does not), `host_llm` (the switch on the host's own model requests),
+//! `placeholder` (a host without a model), `operator` (`/a2mcp …`, install), `agents` (sub-agents and second
 //! loads), `clients` (the SDKs, the command line, the printed script), `chain` (omp as the client of
 //! omp), `conformance` (the official suite), `sdks` (what the SDKs make of streams). `omp`, `model`,
 //! `parts` and `processes` are what they share. `files` (the route), `uploads`, `shares` (who dies with
@@ -27,8 +28,10 @@ mod clients;
 mod conformance;
 mod ends;
 mod files;
+mod host_llm;
 mod install;
 mod operator;
+mod placeholder;
 mod restarts;
 mod sdks;
 mod serves;

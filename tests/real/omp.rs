@@ -218,11 +218,17 @@ pub(crate) fn shared() -> &'static Omp {
 pub(crate) struct Start {
     home: Arc<Home>,
     arguments: Vec<String>,
+    environment: Vec<(String, String)>,
 }
 
 impl Start {
     pub(crate) fn arguments(mut self, arguments: &[&str]) -> Self {
         self.arguments.extend(arguments.iter().map(|&argument| argument.to_owned()));
+        self
+    }
+
+    pub(crate) fn env(mut self, name: &str, value: &str) -> Self {
+        self.environment.push((name.to_owned(), value.to_owned()));
         self
     }
 
@@ -234,7 +240,7 @@ impl Start {
         let socket = home.path().join(format!("probe-{number}"));
         let log = std::fs::OpenOptions::new().create(true).append(true).open(home.path().join("omp.stderr"));
         let mut command = home.command(parts::installed("omp/node_modules/.bin/omp"));
-        command.args(["--mode", "rpc"]).args(&self.arguments);
+        command.args(["--mode", "rpc"]).args(&self.arguments).envs(self.environment);
         command.arg("-e").arg(parts::root().join("tests/real/probe.ts")).env("A2MCP_PROBE", &socket);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(log.unwrap()).process_group(0);
         let mut child = command.spawn().expect("omp can be started");
@@ -283,7 +289,7 @@ impl Omp {
     }
 
     pub(crate) fn setup(home: impl Into<Arc<Home>>) -> Start {
-        Start { home: home.into(), arguments: Vec::new() }
+        Start { home: home.into(), arguments: Vec::new(), environment: Vec::new() }
     }
 
     /// Waits for the notice that names the URL.
@@ -343,6 +349,21 @@ impl Omp {
     /// The first line of omp's stdout, of all that came or will come, for which `wanted` holds.
     pub(crate) fn line(&self, what: &str, wanted: impl Fn(&Value) -> bool) -> Value {
         self.output.wait(SOON, wanted).unwrap_or_else(|| self.fail(what))
+    }
+
+    /// All lines of its stdout so far.
+    pub(crate) fn lines(&self) -> Vec<Value> {
+        self.output.seen.lock().unwrap().clone()
+    }
+
+    /// Where the next line of omp's stdout will stand.
+    pub(crate) fn position(&self) -> usize {
+        self.output.count()
+    }
+
+    /// The first such line at or after a [`Omp::position`].
+    pub(crate) fn line_from(&self, from: usize, what: &str, wanted: impl Fn(&Value) -> bool) -> Value {
+        self.output.wait_from(from, SOON, wanted).unwrap_or_else(|| self.fail(what)).1
     }
 
     /// The `n`th such line, counted from 1.

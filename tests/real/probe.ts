@@ -10,8 +10,10 @@ import { existsSync, writeFileSync } from "node:fs";
 import { createServer } from "node:net";
 import { createInterface } from "node:readline";
 
+import { completeSimple, getCustomApi } from "@oh-my-pi/pi-ai";
 import { toolWireSchema } from "@oh-my-pi/pi-ai/utils/schema";
 import type { ExtensionAPI, ExtensionContext } from "@oh-my-pi/pi-coding-agent";
+import { ModelRegistry } from "@oh-my-pi/pi-coding-agent/config/model-registry";
 import { AgentRegistry, MAIN_AGENT_ID } from "@oh-my-pi/pi-coding-agent/registry/agent-registry";
 
 interface Order {
@@ -154,11 +156,131 @@ async function obey(pi: ExtensionAPI, context: ExtensionContext, order: Order): 
 			}, 50);
 			return null;
 		}
+		case "session-start":
+			await session.extensionRunner?.emit({ type: "session_start" });
+			return null;
+		case "host":
+			return hostState(session);
+		case "ask":
+			return ask(session, String(order.provider), order.registry === "own", Number(order.millis ?? 15_000));
+		case "provider":
+			// As an extension does it: rows of its own, under its own path.
+			pi.registerProvider(String(order.name), order.config as never);
+			// Beside models omp takes no transport.
+			if (order.transport) pi.registerProvider(String(order.name), { transport: order.transport } as never);
+			return null;
+		case "no-provider":
+			pi.unregisterProvider(String(order.name));
+			return null;
+		case "prune":
+			// What omp does to a registry for each session it builds.
+			session.modelRegistry.syncExtensionSources([]);
+			return null;
+		case "break":
+			return breakStep(session, String(order.step));
+		case "mend":
+			for (const undo of broken.splice(0)) undo();
+			return null;
 		case "sub-agents":
 			return subAgents(String(order.shim), Number(order.count));
 		default:
 			throw new Error(`unknown order ${order.op}`);
 	}
+}
+
+/** Before anything else in this process could replace it. */
+const firstFetch = globalThis.fetch;
+
+/** Whatever a deny changes, as it is now. */
+function hostState(session: any): unknown {
+	const { modelRegistry, settings, agent } = session;
+	const rows = modelRegistry.getAll().map((row: any) => `${row.provider}/${row.id} ${row.api} ${row.baseUrl}`);
+	const paths = [
+		"bash.autoBackground.enabled",
+		"retry.enabled",
+		"advisor.enabled",
+		"ttsr.enabled",
+		"compaction.enabled",
+		"recap.enabled",
+		"features.unexpectedStopDetection",
+	];
+	return {
+		fetch: globalThis.fetch === firstFetch,
+		api: getCustomApi("a2mcp-deny") !== undefined,
+		model: `${agent.state.model?.provider}/${agent.state.model?.id} ${agent.state.model?.api}`,
+		rows: rows.length,
+		digest: String(Bun.hash(rows.sort().join("\n"))),
+		denied: modelRegistry.getAll().filter((row: any) => row.api === "a2mcp-deny").length,
+		own: ["getApiKey", "resolver"].filter(name => Object.hasOwn(modelRegistry, name)),
+		settings: Object.fromEntries(paths.map(path => [path, settings.get(path)])),
+	};
+}
+
+/** One completion past the session: with its registry, or with one built here, as other callers in omp do. */
+async function ask(session: any, provider: string, own: boolean, millis: number): Promise<unknown> {
+	const registry = own ? new ModelRegistry(session.modelRegistry.authStorage) : session.modelRegistry;
+	// Never another row of it: those lead off this machine.
+	const row = registry.getAll().find((row: any) => row.provider === provider && /\/\/(127\.0\.0\.1|localhost):/.test(row.baseUrl));
+	if (!row) throw new Error(`no model of ${provider}`);
+	const context = { systemPrompt: ["be brief"], messages: [{ role: "user", content: "hello", timestamp: Date.now() }] };
+	try {
+		const message: any = await completeSimple(row, context as never, {
+			apiKey: "not-a-real-key",
+			signal: AbortSignal.timeout(millis),
+		});
+		return { api: row.api, stopReason: message.stopReason, errorMessage: message.errorMessage };
+	} catch (error) {
+		return { api: row.api, stopReason: "threw", errorMessage: String((error as Error)?.message ?? error) };
+	}
+}
+
+const broken: (() => void)[] = [];
+
+/** Makes one step of what a deny does throw, in the host's own objects. */
+function breakStep(session: any, step: string): null {
+	const fixed = (object: any, name: string, value: unknown) => {
+		const before = Object.getOwnPropertyDescriptor(object, name);
+		Object.defineProperty(object, name, { value, writable: false, configurable: true, enumerable: true });
+		broken.push(() => (before ? Object.defineProperty(object, name, before) : delete object[name]));
+	};
+	const throwing = (object: any, name: string, from: number) => {
+		const real = object[name];
+		let calls = 0;
+		fixed(object, name, function (this: unknown, ...args: unknown[]) {
+			calls += 1;
+			if (calls === from) throw new Error(`${name} was broken`);
+			return real.apply(this, args);
+		});
+	};
+	switch (step) {
+		case "rows":
+			throwing(session.modelRegistry, "getAll", 1);
+			break;
+		case "fetch":
+			fixed(globalThis, "fetch", globalThis.fetch);
+			break;
+		case "credentials":
+			fixed(session.modelRegistry, "resolver", session.modelRegistry.resolver);
+			break;
+		case "first setting":
+			throwing(session.settings, "override", 1);
+			break;
+		case "later setting":
+			throwing(session.settings, "override", 5);
+			break;
+		case "first provider":
+			throwing(session.modelRegistry, "registerProvider", 1);
+			break;
+		case "later provider":
+			throwing(session.modelRegistry, "registerProvider", 2);
+			break;
+		case "model":
+			throwing(session.agent, "setModel", 1);
+			break;
+		default:
+			throw new Error(`no step ${step}`);
+	}
+	return null;
 }
 
 /**
@@ -175,6 +297,7 @@ async function subAgents(shim: string, count: number): Promise<{ told: number }>
 			on: (event: string, handler: Handler) => handlers.set(event, [...(handlers.get(event) ?? []), handler]),
 			events: { on: () => () => {} },
 			registerCommand: () => {},
+			registerProvider: () => {},
 			logger: { debug: () => {}, error: () => {} },
 		};
 		await factory(api);

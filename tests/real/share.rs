@@ -2,7 +2,6 @@
 
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
 
 use serde_json::{Value, json};
 
@@ -135,11 +134,6 @@ impl Shared {
         dufs_pid(&self.host).expect("a dufs that runs")
     }
 
-    /// `curl` with the token over stdin.
-    pub(crate) fn curl(&self, args: &[&str]) -> Output {
-        curl(&self.host.token, args)
-    }
-
     pub(crate) fn url(&self, path: &str) -> String {
         format!("http://127.0.0.1:{}/xfer{path}", self.host.port)
     }
@@ -200,21 +194,6 @@ pub(crate) fn names(folder: &Path) -> Vec<String> {
         entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
     names.sort();
     names
-}
-
-pub(crate) fn curl(token: &str, args: &[&str]) -> Output {
-    use std::io::Write as _;
-    let mut child = Command::new("curl")
-        .args(["-sS", "--max-time", "300", "-H", "@-"])
-        .args(args)
-        .stdin(std::process::Stdio::piped())
-        .stdout(std::process::Stdio::piped())
-        .stderr(std::process::Stdio::piped())
-        .spawn()
-        .expect("curl is installed");
-    let header = format!("Authorization: Bearer {token}\n");
-    child.stdin.take().unwrap().write_all(header.as_bytes()).unwrap();
-    child.wait_with_output().unwrap()
 }
 
 /// Whether anybody listens on a loopback port.

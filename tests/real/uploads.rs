@@ -86,30 +86,24 @@ fn a_cut_upload_goes_on_with_two_curl_lines() {
         shared.cut_put("/f", &whole[..500_000], total as u64);
         let local = shared.outside().join("local");
         std::fs::write(&local, &whole).unwrap();
-        // The two lines of the README, the token aside.
-        let url = format!("{}?part", shared.url("/f"));
-        let head = shared.curl(&["-I", &url]);
-        let head = String::from_utf8_lossy(&head.stdout).to_lowercase();
-        let size = head.lines().find_map(|line| line.strip_prefix("content-length: ")).unwrap().trim();
-        assert_eq!(size, "500000");
-        let rest = shared.outside().join("rest");
-        std::fs::write(&rest, &whole[500_000..]).unwrap();
-        let length = format!("X-Upload-Length: {total}");
-        let rest = format!("@{}", rest.display());
-        let done = shared.curl(&[
-            "-w",
-            "%{http_code}",
-            "-X",
-            "PATCH",
-            "-H",
-            "X-Update-Range: append",
-            "-H",
-            &length,
-            "--data-binary",
-            &rest,
-            &url,
-        ]);
-        assert_eq!(String::from_utf8_lossy(&done.stdout), "201", "{done:?}");
+        // The two lines of the README.
+        let readme = include_str!("../../README.md");
+        let line = |begin: &str| readme.lines().map(str::trim).find(|line| line.starts_with(begin)).unwrap();
+        let script = format!(
+            "set -eu\nurl={}\n{}\ntest $at = 500000\n{}\n",
+            shared.url(""),
+            line("at=$(curl").replace("big.iso", "f"),
+            line("tail -c +").replace("big.iso", "f"),
+        );
+        std::fs::rename(&local, shared.outside().join("f")).unwrap();
+        let header = format!("Authorization: Bearer {}\n", shared.host.token);
+        std::fs::write(shared.outside().join("h"), header).unwrap();
+        let bash = std::process::Command::new("bash")
+            .args(["-c", &script])
+            .current_dir(shared.outside())
+            .output()
+            .unwrap();
+        assert!(bash.status.success(), "{bash:?}");
         assert_eq!(shared.read("f").unwrap(), whole);
         assert_eq!(shared.part("/f"), None);
         assert_eq!(shared.names(""), ["f"]);

@@ -5,13 +5,16 @@ import { join } from "node:path";
 
 import type { AgentSession, ExtensionContext } from "@oh-my-pi/pi-coding-agent";
 
-import { Bridge } from "../bridge.ts";
+import { Bridge, type Switch } from "../bridge.ts";
+import type { HostLlmNews, HostLlmState, HostLlmStatus } from "../host-llm.ts";
 
 interface Heard {
 	pid: number;
 	method: string;
+	id?: unknown;
+	error?: { message: string };
 	params: Record<string, unknown>;
-	result?: { tools?: unknown[] };
+	result?: { tools?: unknown[]; enabled?: boolean };
 }
 
 interface Notice {
@@ -34,6 +37,33 @@ afterEach(async () => {
 function contextOf(name: string, notices: Notice[]): ExtensionContext {
 	const notify = (text: string, level = "info") => notices.push({ text, level, context: name });
 	return { ui: { notify }, hasUI: true, abort() {} };
+}
+
+/** A switch that does what the test says. */
+class TestSwitch implements Switch {
+	state: HostLlmState = "allow";
+	refusal: string | undefined;
+	sessions = 0;
+	news: HostLlmNews | undefined;
+
+	get status(): HostLlmStatus {
+		return { enabled: this.state !== "armed", denied: 0, degraded: this.state === "degraded" };
+	}
+
+	switch(enabled: boolean): HostLlmStatus {
+		if (!enabled && this.refusal) throw new Error(this.refusal);
+		this.state = enabled ? "allow" : "armed";
+		this.news?.changed();
+		return this.status;
+	}
+
+	sessionStarted(): void {
+		this.sessions += 1;
+	}
+
+	tell(news: HostLlmNews): void {
+		this.news = news;
+	}
 }
 
 /** A process with a bridge in it, whose sidecar is `peer.ts`. */
@@ -61,6 +91,7 @@ function setUp(options: { mode?: string; binary?: string | null; main?: boolean 
 		main = live;
 		changed();
 	};
+	const hostLlm = new TestSwitch();
 	const bridge = new Bridge({
 		agentDir: directory,
 		version: "18.2.3",
@@ -70,6 +101,7 @@ function setUp(options: { mode?: string; binary?: string | null; main?: boolean 
 			changed = callback;
 			return () => {};
 		},
+		hostLlm,
 		schemaOf: ({ parameters }) => parameters,
 		log() {},
 	});
@@ -81,7 +113,7 @@ function setUp(options: { mode?: string; binary?: string | null; main?: boolean 
 		const lines = readFileSync(file, "utf8").split("\n").slice(0, -1);
 		return lines.map(line => JSON.parse(line)).filter(message => !method || message.method === method);
 	};
-	const it = { bridge, directory, tools, notices, heard, setMode, setMain, context: contextOf("first", notices) };
+	const it = { bridge, hostLlm, directory, tools, notices, heard, setMode, setMain, context: contextOf("first", notices) };
 	open.push(it);
 	return it;
 }
@@ -113,7 +145,7 @@ test("the sidecar starts before any session and is announced once, at session_st
 	const [hello] = heard("bridge/hello");
 	expect(hello?.params).toMatchObject({
 		protocol: 1,
-		features: ["approvals"],
+		features: ["approvals", "hostLlm"],
 		capabilities: { tools: { listChanged: true } },
 		host: { name: "omp", version: "18.2.3", pid: process.pid, cwd: process.cwd() },
 		inFlight: [],
@@ -185,7 +217,7 @@ test("no live Main when the start is judged: undone, unannounced; a later Main s
 test("a killed sidecar is replaced, with its port, and told of once", async () => {
 	const { bridge, heard, context, notices } = setUp();
 	bridge.sessionStarted(bridge, context);
-	await until(() => notices.length === 1);
+	await until(() => notices.length === 1 && heard().some(({ result }) => result?.tools));
 	process.kill(heard("started")[0]?.pid as number, "SIGKILL");
 	await until(() => notices.length === 2);
 	expect(notices[1]).toEqual({
@@ -266,4 +298,50 @@ test("what is typed goes to the sidecar, its answer comes back", async () => {
 	bridge.sessionStarted(bridge, context);
 	await until(() => notices.length > 0);
 	expect(await bridge.command(["rotate", "now"])).toEqual({ text: "you said rotate now", level: "warning" });
+});
+
+test("a deny of the config waits for the session and counts once per process", async () => {
+	const { bridge, hostLlm, heard, context, notices, setMode } = setUp({ mode: "deny" });
+	await until(() => heard("bridge/hello").length === 1);
+	const answers = () => heard().filter(({ id, result, error }) => id === "deny" && (result || error));
+	expect(answers()).toEqual([]);
+	expect(notices).toEqual([]);
+	bridge.sessionStarted(bridge, context);
+	await until(() => notices.length === 1);
+	expect(answers().map(({ result }) => result)).toEqual([{ enabled: false, denied: 0, degraded: false }] as never);
+	await until(() => heard("bridge/state").some(({ params }) => params.hostLlm === "armed"));
+
+	// The host was switched since; a bridge that was stopped and comes again does not undo that.
+	await bridge.command(["stop-now"]);
+	await until(() => notices.length === 2);
+	expect((await bridge.command([])).text).toEndWith("\nhost_llm=deny denied=0");
+	hostLlm.switch(true);
+	expect((await bridge.command([])).text).not.toContain("host_llm");
+	await bridge.command(["restart"]);
+	await until(() => answers().length === 2);
+	expect(answers()[1]?.result?.enabled).toBe(true);
+	expect(hostLlm.state).toBe("allow");
+	setMode("");
+});
+
+test("a refused deny of the config is answered with the reason and the bridge starts", async () => {
+	const { bridge, hostLlm, heard, context, notices } = setUp({ mode: "deny" });
+	hostLlm.refusal = "no way";
+	bridge.sessionStarted(bridge, context);
+	await until(() => notices.length === 1);
+	expect(heard().find(({ id }) => id === "deny")?.error?.message).toBe("no way");
+});
+
+test("every session start reaches the switch, and what it says while no sidecar serves waits", async () => {
+	const { bridge, hostLlm, heard, context, notices } = setUp();
+	hostLlm.news?.log("takeover armed");
+	bridge.sessionStarted(bridge, context);
+	bridge.sessionStarted({}, contextOf("sub-agent", []));
+	expect(hostLlm.sessions).toBe(2);
+	await until(() => heard("bridge/log").length === 1);
+	expect(heard("bridge/log")[0]?.params).toEqual({ text: "takeover armed" });
+	hostLlm.news?.degraded("another session");
+	await until(() => heard("bridge/hostLlmRefused").length === 1);
+	expect(heard("bridge/hostLlmRefused")[0]?.params).toEqual({ error: "another session" });
+	expect(notices.some(({ text, level }) => level === "warning" && text.includes("another session"))).toBe(true);
 });

@@ -43,12 +43,24 @@ async function sidecar(agentDir: string): Promise<void> {
 	}
 	if (mode === "exit 78") process.exit(78);
 	const reader = new FrameReader();
+	let hello: { id: unknown } | undefined;
 	for await (const chunk of Bun.stdin.stream()) {
 		for (const frame of reader.push(chunk)) {
 			const message = JSON.parse(Buffer.from(frame).toString());
 			heard(message);
 			const { id, method } = message;
 			const answer = (result: object) => send({ jsonrpc: "2.0", id, result });
+			if (method === "bridge/hello" && mode === "deny") {
+				hello = message;
+				send({ jsonrpc: "2.0", id: "deny", method: "bridge/hostLlm", params: { enabled: false } });
+				continue;
+			}
+			if (id === "deny" && hello) {
+				const url = "http://127.0.0.1:4711/";
+				const result = { protocol: 1, version: "0", pid: process.pid, url, port: 4711, tokenPrefix: "abcdefgh", features: [] };
+				send({ jsonrpc: "2.0", id: hello.id, result });
+				continue;
+			}
 			if (method === "bridge/hello" && mode === "refuse") {
 				send({ jsonrpc: "2.0", id, error: { code: -32001, message: "a2mcp.json: token: at least 32 characters" } });
 				process.exit(78);
@@ -61,6 +73,10 @@ async function sidecar(agentDir: string): Promise<void> {
 				const { argv } = message.params;
 				answer({ text: `you said ${argv.join(" ")}`, level: "warning" });
 				if (argv[0] === "restart") process.exit(75);
+				if (argv[0] === "stop-now") {
+					send({ jsonrpc: "2.0", method: "bridge/goodbye", params: { reason: "stop" } });
+					process.exit(0);
+				}
 			} else if (method === "bridge/stop" && mode !== "stubborn") {
 				answer({});
 				send({ jsonrpc: "2.0", method: "bridge/goodbye", params: { reason: "stop" } });

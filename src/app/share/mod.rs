@@ -4,6 +4,7 @@
 //! [`owner`] is the one task that starts, watches and ends its file server; [`route`] answers `/xfer/`,
 //! [`upload`] the requests that write. They and the tools read the [`Share`] of the moment.
 
+mod launch;
 mod owner;
 mod route;
 mod tools;

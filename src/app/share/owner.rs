@@ -16,37 +16,27 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
 
-use hyper::{Method, StatusCode};
-use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, timeout};
 
+use super::launch::{Told, last_words, random};
 use super::tools::aside;
 use super::{Phase, Share};
 use crate::app::keeping::{ChildEvent, Followed};
 use crate::app::{Core, now_ms};
 use crate::audit::Record;
-use crate::config::Token;
 use crate::frame::messages::Level;
-use crate::install::Tool;
-use crate::keeper::wire::{ChildSignal, ChildStatus, Exit, Note, Spawn};
+use crate::keeper::wire::{ChildSignal, ChildStatus};
 use crate::process::{self, Identity};
 use crate::rundir;
 use crate::supervise::{Next, Restarts, chance};
-use crate::text::{clean, with_causes};
-use crate::xfer::upstream::{Sent, Upstream};
+use crate::text::clean;
+use crate::xfer::upstream::Upstream;
 use crate::xfer::{Installed, ROUTE, Terms, dufs, path, place};
 
 /// What the keeper knows the file server by.
-const PURPOSE: &str = "xfer";
+pub(super) const PURPOSE: &str = "xfer";
 
-/// The format of a note.
-const NOTE_VERSION: u32 = 1;
-/// How long a file server may take until it answers.
-const READY: Duration = Duration::from_secs(10);
-const READY_STEP: Duration = Duration::from_millis(5);
-/// So many ports are tried when others are faster.
-const PORT_TRIES: usize = 5;
 /// SIGKILL follows SIGTERM after this.
 const KILL_AFTER: Duration = Duration::from_secs(2);
 /// How long its end is waited for.
@@ -72,22 +62,6 @@ pub(super) enum Command {
     End { answer: oneshot::Sender<()> },
 }
 
-/// What a later sidecar is told of a file server.
-#[derive(Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Told {
-    v: u32,
-    terms: Terms,
-    port: u16,
-    password: String,
-    program: PathBuf,
-    #[serde(default)]
-    installed: Option<Installed>,
-    /// The share is over; if it still runs, it is to end.
-    #[serde(default)]
-    is_over: bool,
-}
-
 /// Why the share ends.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Why<'a> {
@@ -98,9 +72,10 @@ enum Why<'a> {
     Stopped(&'a str),
 }
 
+/// See the module.
 pub(super) struct Owner {
-    core: Rc<Core>,
-    events: mpsc::Receiver<ChildEvent>,
+    pub(super) core: Rc<Core>,
+    pub(super) events: mpsc::Receiver<ChildEvent>,
     child: Option<(u64, Identity)>,
     password: String,
     restarts: Restarts,
@@ -153,11 +128,7 @@ impl Core {
 impl Owner {
     /// Takes over the newest of the children; whether there was any that is known.
     fn inherit(&mut self, children: &[ChildStatus]) -> bool {
-        let read = |child: &ChildStatus| {
-            let told: Told = serde_json::from_str(&child.note.0).ok()?;
-            (told.v == NOTE_VERSION).then_some(told)
-        };
-        let newest = children.iter().rev().find_map(|child| Some((child.clone(), read(child)?)));
+        let newest = children.iter().rev().find_map(|child| Some((child.clone(), Told::read(&child.note)?)));
         for child in children.iter().filter(|child| child.exit.is_none()) {
             let is_newest =
                 newest.as_ref().is_some_and(|(newest, told)| newest.child == child.child && !told.is_over);
@@ -215,12 +186,6 @@ impl Owner {
             parts: RefCell::default(),
             is_inherited: false,
         }
-    }
-
-    /// The private socket and the config file of a share.
-    fn files(&self, id: &str) -> (PathBuf, PathBuf) {
-        let dir = rundir::open().unwrap_or_default();
-        dufs::files(&dir, self.core.address.port(), id)
     }
 
     async fn run(mut self, mut commands: mpsc::Receiver<Command>) {
@@ -285,87 +250,7 @@ impl Owner {
         Ok((share, replaced))
     }
 
-    /// Starts a file server for the share and waits until it answers.
-    async fn launch(&mut self, share: &Share, password: &str) -> Result<(u64, Identity), String> {
-        let (socket, config) = self.files(&share.terms.id);
-        let mut wanted = Some(share.port.get()).filter(|port| *port != 0);
-        let mut tries = 0;
-        loop {
-            tries += 1;
-            let port = dufs::free_port(wanted.take())
-                .map_err(|error| format!("no loopback port is free: {error}"))?;
-            let run = dufs::Run { root: &share.terms.path, port, socket: &socket, password };
-            run.write(&config).map_err(|error| format!("cannot write {}: {error}", config.display()))?;
-            let told = Told {
-                v: NOTE_VERSION,
-                terms: share.terms.clone(),
-                port,
-                password: password.to_owned(),
-                program: share.program.clone(),
-                installed: share.installed.clone(),
-                is_over: false,
-            };
-            let spawn = Spawn {
-                purpose: PURPOSE.into(),
-                program: share.program.to_string_lossy().into_owned(),
-                args: vec!["-c".into(), config.to_string_lossy().into_owned()],
-                dir: None,
-                remove_env: Tool::Dufs.scrubbed_env().iter().map(|&prefix| prefix.into()).collect(),
-                env: Vec::new(),
-                note: Note(serde_json::to_string(&told).unwrap_or_default()),
-            };
-            let launched = match self.core.keeping.spawn(spawn).await {
-                Ok(child) => self.ready(share, &child).await.map(|()| (child.child, child.process)),
-                Err(error) => Err(format!("the file server cannot be started: {}", with_causes(&error))),
-            };
-            let _ = std::fs::remove_file(&config);
-            match launched {
-                Err(reason) if reason.contains(dufs::PORT_TAKEN) && tries < PORT_TRIES => {}
-                Err(reason) => {
-                    let _ = std::fs::remove_file(&socket);
-                    return Err(reason);
-                }
-                Ok(child) => {
-                    share.port.set(port);
-                    return Ok(child);
-                }
-            }
-        }
-    }
-
-    /// Waits until a file server answers; its own words when it ends instead.
-    async fn ready(&mut self, share: &Share, child: &ChildStatus) -> Result<(), String> {
-        let until = Instant::now() + READY;
-        loop {
-            let upstream = share.upstream.borrow().clone();
-            let health = format!("{ROUTE}__dufs__/health");
-            let asked = upstream.ask(Method::GET, &health, Default::default(), Sent::Nothing);
-            if let Ok(Ok(reply)) = timeout(READY, asked).await
-                && reply.status() == StatusCode::OK
-            {
-                return Ok(());
-            }
-            match timeout(READY_STEP, self.events.recv()).await {
-                Ok(Some(ChildEvent::Ended(ended))) if ended.child == child.child => {
-                    return Err(last_words(&ended));
-                }
-                Ok(Some(ChildEvent::KeeperLost)) => {
-                    self.hear(ChildEvent::KeeperLost);
-                    return Err("the keeper died while the file server was starting; try again".into());
-                }
-                Ok(Some(event)) => self.hear(event),
-                Ok(None) => return Err("the bridge is stopping".into()),
-                Err(_) if Instant::now() > until => {
-                    let _ = self.core.keeping.signal(child.child, ChildSignal::Kill, None).await;
-                    let seconds = READY.as_secs();
-                    return Err(format!("the file server did not answer within {seconds} s"));
-                }
-                Err(_) => {}
-            }
-        }
-    }
-
-    fn hear(&mut self, event: ChildEvent) {
+    pub(super) fn hear(&mut self, event: ChildEvent) {
         let is_ours = |ended: &ChildStatus| self.child.is_some_and(|(child, _)| child == ended.child);
         match event {
             ChildEvent::Ended(ended) if is_ours(&ended) => {
@@ -482,17 +367,8 @@ impl Owner {
         self.again_at = None;
         let child = self.child.take();
         if let Some((id, process)) = child {
-            let told = Told {
-                v: NOTE_VERSION,
-                terms: share.terms.clone(),
-                port: share.port.get(),
-                password: String::new(),
-                program: PathBuf::new(),
-                installed: None,
-                is_over: true,
-            };
             // A sidecar that comes while we wait finds it over.
-            let note = Note(serde_json::to_string(&told).unwrap_or_default());
+            let note = Told::over(&share).note();
             let _ = self.core.keeping.set_note(id, note).await;
             let _ = self.core.keeping.signal(id, ChildSignal::Term, Some(KILL_AFTER)).await;
             if timeout(GONE, process::ended(process)).await.is_err() {
@@ -558,28 +434,6 @@ fn remove(root: &Path, id: &str, files: impl IntoIterator<Item = path::RoutePath
         if let (Ok(place), Some((_, name))) = (place::Place::open(root, &file, false), part.split()) {
             place.remove(name);
         }
-    }
-}
-
-/// What a file server that ended says of it.
-fn last_words(ended: &ChildStatus) -> String {
-    let how = match ended.exit {
-        Some(Exit::Code(code)) => format!("exit code {code}"),
-        Some(Exit::Signal(signal)) => format!("signal {signal}"),
-        None => "it ended".into(),
-    };
-    match ended.last_words.trim() {
-        "" => format!("the file server ended: {how}"),
-        // What it says when it is ready is no reason.
-        words if words.starts_with("Listening on") => format!("the file server ended: {how}"),
-        words => format!("{words} (the file server ended: {how})"),
-    }
-}
-
-fn random() -> Result<String, String> {
-    match Token::generate() {
-        Ok(token) => Ok(token.expose().to_owned()),
-        Err(error) => Err(format!("no random bytes: {error}")),
     }
 }
 

@@ -1,0 +1,174 @@
+//! A file server from its config file to its first answer, and what a later sidecar is told of it.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use hyper::{Method, StatusCode};
+use serde::{Deserialize, Serialize};
+use tokio::time::{Instant, timeout};
+
+use super::Share;
+use super::owner::{Owner, PURPOSE};
+use crate::app::keeping::ChildEvent;
+use crate::config::Token;
+use crate::install::Tool;
+use crate::keeper::wire::{ChildSignal, ChildStatus, Exit, Note, Spawn};
+use crate::process::Identity;
+use crate::rundir;
+use crate::text::with_causes;
+use crate::xfer::upstream::Sent;
+use crate::xfer::{Installed, ROUTE, Terms, dufs};
+
+/// The format of a note.
+const NOTE_VERSION: u32 = 1;
+/// How long a file server may take until it answers.
+const READY: Duration = Duration::from_secs(10);
+const READY_STEP: Duration = Duration::from_millis(5);
+/// So many ports are tried when others are faster.
+const PORT_TRIES: usize = 5;
+
+/// What a later sidecar is told of a file server.
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Told {
+    v: u32,
+    pub(super) terms: Terms,
+    pub(super) port: u16,
+    pub(super) password: String,
+    pub(super) program: PathBuf,
+    #[serde(default)]
+    pub(super) installed: Option<Installed>,
+    /// The share is over; if it still runs, it is to end.
+    #[serde(default)]
+    pub(super) is_over: bool,
+}
+
+impl Told {
+    /// Of a share that is over: whatever still runs of it is to end.
+    pub(super) fn over(share: &Share) -> Self {
+        let terms = share.terms.clone();
+        let (port, password, program) = (share.port.get(), String::new(), PathBuf::new());
+        Self { v: NOTE_VERSION, terms, port, password, program, installed: None, is_over: true }
+    }
+
+    /// What an earlier sidecar said; `None` when it is not understood.
+    pub(super) fn read(note: &Note) -> Option<Self> {
+        let told: Self = serde_json::from_str(&note.0).ok()?;
+        (told.v == NOTE_VERSION).then_some(told)
+    }
+
+    pub(super) fn note(&self) -> Note {
+        Note(serde_json::to_string(self).unwrap_or_default())
+    }
+}
+
+impl Owner {
+    /// The private socket and the config file of a share.
+    pub(super) fn files(&self, id: &str) -> (PathBuf, PathBuf) {
+        let dir = rundir::open().unwrap_or_default();
+        dufs::files(&dir, self.core.address.port(), id)
+    }
+
+    /// Starts a file server for the share and waits until it answers.
+    pub(super) async fn launch(&mut self, share: &Share, password: &str) -> Result<(u64, Identity), String> {
+        let (socket, config) = self.files(&share.terms.id);
+        let mut wanted = Some(share.port.get()).filter(|port| *port != 0);
+        let mut tries = 0;
+        loop {
+            tries += 1;
+            let port = dufs::free_port(wanted.take())
+                .map_err(|error| format!("no loopback port is free: {error}"))?;
+            let run = dufs::Run { root: &share.terms.path, port, socket: &socket, password };
+            run.write(&config).map_err(|error| format!("cannot write {}: {error}", config.display()))?;
+            let told = Told {
+                v: NOTE_VERSION,
+                terms: share.terms.clone(),
+                port,
+                password: password.to_owned(),
+                program: share.program.clone(),
+                installed: share.installed.clone(),
+                is_over: false,
+            };
+            let spawn = Spawn {
+                purpose: PURPOSE.into(),
+                program: share.program.to_string_lossy().into_owned(),
+                args: vec!["-c".into(), config.to_string_lossy().into_owned()],
+                dir: None,
+                remove_env: Tool::Dufs.scrubbed_env().iter().map(|&prefix| prefix.into()).collect(),
+                env: Vec::new(),
+                note: told.note(),
+            };
+            let launched = match self.core.keeping.spawn(spawn).await {
+                Ok(child) => self.ready(share, &child).await.map(|()| (child.child, child.process)),
+                Err(error) => Err(format!("the file server cannot be started: {}", with_causes(&error))),
+            };
+            let _ = std::fs::remove_file(&config);
+            match launched {
+                Err(reason) if reason.contains(dufs::PORT_TAKEN) && tries < PORT_TRIES => {}
+                Err(reason) => {
+                    let _ = std::fs::remove_file(&socket);
+                    return Err(reason);
+                }
+                Ok(child) => {
+                    share.port.set(port);
+                    return Ok(child);
+                }
+            }
+        }
+    }
+
+    /// Waits until a file server answers; its own words when it ends instead.
+    async fn ready(&mut self, share: &Share, child: &ChildStatus) -> Result<(), String> {
+        let until = Instant::now() + READY;
+        loop {
+            let upstream = share.upstream.borrow().clone();
+            let health = format!("{ROUTE}__dufs__/health");
+            let asked = upstream.ask(Method::GET, &health, Default::default(), Sent::Nothing);
+            if let Ok(Ok(reply)) = timeout(READY, asked).await
+                && reply.status() == StatusCode::OK
+            {
+                return Ok(());
+            }
+            match timeout(READY_STEP, self.events.recv()).await {
+                Ok(Some(ChildEvent::Ended(ended))) if ended.child == child.child => {
+                    return Err(last_words(&ended));
+                }
+                Ok(Some(ChildEvent::KeeperLost)) => {
+                    self.hear(ChildEvent::KeeperLost);
+                    return Err("the keeper died while the file server was starting; try again".into());
+                }
+                Ok(Some(event)) => self.hear(event),
+                Ok(None) => return Err("the bridge is stopping".into()),
+                Err(_) if Instant::now() > until => {
+                    let _ = self.core.keeping.signal(child.child, ChildSignal::Kill, None).await;
+                    let seconds = READY.as_secs();
+                    return Err(format!("the file server did not answer within {seconds} s"));
+                }
+                Err(_) => {}
+            }
+        }
+    }
+}
+
+/// What a file server that ended says of it.
+pub(super) fn last_words(ended: &ChildStatus) -> String {
+    let how = match ended.exit {
+        Some(Exit::Code(code)) => format!("exit code {code}"),
+        Some(Exit::Signal(signal)) => format!("signal {signal}"),
+        None => "it ended".into(),
+    };
+    match ended.last_words.trim() {
+        "" => format!("the file server ended: {how}"),
+        // What it says when it is ready is no reason.
+        words if words.starts_with("Listening on") => format!("the file server ended: {how}"),
+        words => format!("{words} (the file server ended: {how})"),
+    }
+}
+
+/// A new password.
+pub(super) fn random() -> Result<String, String> {
+    match Token::generate() {
+        Ok(token) => Ok(token.expose().to_owned()),
+        Err(error) => Err(format!("no random bytes: {error}")),
+    }
+}
