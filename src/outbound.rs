@@ -24,6 +24,7 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::sync::OnceCell;
 use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::config::Proxy;
@@ -180,23 +181,38 @@ impl Outbound {
     /// # Errors
     /// [`OutboundError`].
     pub async fn get(&self, url: &Url) -> Result<Answer, OutboundError> {
-        let host = url.authority();
         let socket = self.reach(url).await?;
-        if !url.is_tls {
-            return ask(url, socket, host).await;
+        if url.is_tls {
+            return ask(url, self.secure(url, socket).await?, url.authority()).await;
         }
+        ask(url, socket, url.authority()).await
+    }
+
+    /// Whether the host can be reached and proves who it is; nothing is asked. Bound it.
+    ///
+    /// # Errors
+    /// [`OutboundError`].
+    pub async fn greet(&self, url: &Url) -> Result<(), OutboundError> {
+        let socket = self.reach(url).await?;
+        if url.is_tls {
+            self.secure(url, socket).await?;
+        }
+        Ok(())
+    }
+
+    async fn secure(&self, url: &Url, socket: TcpStream) -> Result<TlsStream<TcpStream>, OutboundError> {
+        let host = url.authority();
         let config = self.tls.get_or_try_init(roots).await.map_err(|why| insecure(&host, why))?;
         let name = ServerName::try_from(url.host.clone())
             .map_err(|_| insecure(&host, "that is no name a certificate could be for".into()))?;
         let connecting = TlsConnector::from(Arc::clone(config)).connect(name, socket).await;
-        let socket = connecting.map_err(|error| {
+        connecting.map_err(|error| {
             let is_tls = error.get_ref().is_some_and(|inner| inner.is::<rustls::Error>());
             match is_tls {
                 true => insecure(&host, clean(&error.to_string(), 200).into_owned()),
                 false => unreachable(&host, &error),
             }
-        })?;
-        ask(url, socket, host).await
+        })
     }
 
     /// A connection to the host, or through the proxy to it.

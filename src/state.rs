@@ -49,6 +49,9 @@ pub struct State {
     /// What was shared.
     #[serde(default)]
     pub share: Option<Terms>,
+    /// Whether a tunnel is open. Only a later sidecar of the same host makes something of it.
+    #[serde(default)]
+    pub tunnel: bool,
     /// The live sessions.
     pub sessions: Vec<Session>,
 }
@@ -75,6 +78,7 @@ impl State {
             token_hash,
             address: Some(address),
             share: None,
+            tunnel: false,
             sessions,
         }
     }

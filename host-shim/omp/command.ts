@@ -8,7 +8,7 @@ import { messageOf } from "./outcome.ts";
 
 export function registerCommand(pi: ExtensionAPI, bridge: Bridge): void {
 	pi.registerCommand("a2mcp", {
-		description: "The bridge to remote agents: status, or token, rotate, restart",
+		description: "The bridge to remote agents: status, or token, rotate, restart, tunnel",
 		handler: async (args, ctx) => {
 			try {
 				const { text, level } = await bridge.command(args.split(/\s+/).filter(word => word !== ""));

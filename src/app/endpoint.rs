@@ -16,7 +16,7 @@ use crate::frame::envelope::EnvelopeError;
 use crate::frame::raw::{RawObject, quote, string};
 use crate::frame::{Message, Shape};
 use crate::http::guard::bearer;
-use crate::http::{Body, ConnectionEvent, Endpoint, Head, Health, MAX_BODY, Refusal};
+use crate::http::{Body, ConnectionEvent, Endpoint, Head, Health, MAX_BODY, Passage, Refusal};
 use crate::ledger::is_same_id;
 use crate::mcp::reply::{self, code};
 use crate::mcp::session::{Hold, Session};
@@ -41,6 +41,15 @@ impl Endpoint for Core {
     fn allows_name(&self, name: &str) -> bool {
         self.config.host.eq_ignore_ascii_case(name)
             || self.config.allowed_hosts.iter().any(|allowed| allowed == name)
+            || self.tunnel.is_named(name)
+    }
+
+    fn answers(&self, nonce: &str) -> Option<String> {
+        self.tunnel.answer(nonce)
+    }
+
+    fn crosses(&self, name: &str) -> Option<Passage> {
+        self.crosses_tunnel(name)
     }
 
     fn authorizes(&self, authorization: Option<&[u8]>) -> bool {

@@ -22,9 +22,9 @@ use tokio_util::task::TaskTracker;
 use super::exchange::Cancel;
 use super::keeping::{self, Keeping};
 use super::peer::Shim;
-use super::{Core, Parts, Phase, VERSION, bind, host_llm, log, now_ms, operate, url};
+use super::{Core, Parts, Phase, VERSION, bind, host_llm, log, now_ms, operate, tunnel, url};
 use crate::audit::Audit;
-use crate::config::{AgentDir, Env, store};
+use crate::config::{AgentDir, Env, Proxy, store};
 use crate::frame::messages::{Goodbye, GoodbyeReason, Hello, HelloResult, Level, PROTOCOL, RpcError, code};
 use crate::frame::{Envelope, Shape};
 use crate::host::link::{self, LinkEnd};
@@ -155,7 +155,7 @@ async fn live(dir: AgentDir, env: &Env) -> u8 {
         }
     };
     let installer = Installer::new(&dir, env);
-    serve(dir, installer, early, hello, loaded, (bound, found), start).await
+    serve(dir, (installer, env.proxy.clone()), early, hello, loaded, (bound, found), start).await
 }
 
 /// The link before hello is answered.
@@ -228,7 +228,7 @@ fn gone_early() -> u8 {
 
 async fn serve(
     dir: AgentDir,
-    installer: Installer,
+    (installer, proxy): (Installer, Proxy),
     early: EarlyLink,
     hello: Hello,
     loaded: store::Loaded,
@@ -244,7 +244,7 @@ async fn serve(
     }
     let mut sessions = Sessions::unsaved();
     let host = host_identity(&hello);
-    let mut shared = None;
+    let (mut shared, mut had_tunnel) = (None, false);
     match state::read(&dir.state_file(port)) {
         Ok(Some(state)) => {
             let is_same_host = state.host == host && state.instance == hello.instance;
@@ -252,6 +252,7 @@ async fn serve(
                 sessions.restore(state.sessions, now_ms());
             }
             shared = state.share.map(|terms| (terms, is_same_host));
+            had_tunnel = state.tunnel && is_same_host;
         }
         Ok(None) => {}
         Err(error) => warnings.push(format!("earlier sessions are lost: {}", with_causes(&error))),
@@ -264,6 +265,7 @@ async fn serve(
         config: loaded.config,
         token: loaded.token,
         dir,
+        proxy,
         hello,
         host,
         address: bound.address,
@@ -275,6 +277,7 @@ async fn serve(
         sessions,
     });
     core.keep_share(shared);
+    let tunnels = core.keeping.follow(tunnel::PURPOSE);
     // At once, not at the first session: it says that this port's holder lives (contract 13).
     core.write_state();
     core.inherit_calls();
@@ -314,6 +317,7 @@ async fn serve(
     core.restore_wants();
     tokio::task::spawn_local(core.clone().keep_catalogue());
     tokio::task::spawn_local(core.clone().keep_state());
+    tokio::task::spawn_local(core.clone().keep_tunnel(tunnels, had_tunnel));
     tokio::task::spawn_local(core.clone().keep_keeper(keeper_events));
     tokio::task::spawn_local(core.clone().keep_ledger());
     tokio::task::spawn_local(core.clone().watch_host());
@@ -367,6 +371,7 @@ impl Core {
         let (code, goodbye) = match &end {
             End::Stop => {
                 self.phase.set(Phase::Stopping);
+                self.end_tunnel("the bridge stops").await;
                 server.stop_accepting.cancel();
                 self.keeping.close().await;
                 (0, Some(GoodbyeReason::Stop))
@@ -378,6 +383,8 @@ impl Core {
             End::HostGone(why) => {
                 tracing::info!(why, "the host is gone");
                 self.phase.set(Phase::Stopping);
+                let ending = self.clone();
+                tokio::task::spawn_local(async move { ending.end_tunnel("the host is gone").await });
                 server.stop_accepting.cancel();
                 owner.abort();
                 // Asked for now; it goes on by itself while we end.

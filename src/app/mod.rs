@@ -6,8 +6,9 @@
 //! [`reply`] chooses between JSON and stream; [`listeners`] holds the sessions' server streams,
 //! [`questions`] what the host asks callers, [`wants`] what sessions asked to hear of; [`stall`] tells
 //! callers of a host that does not respond; [`peer`] takes what the shim sends unasked; [`operate`]
-//! does what the operator asks for; [`share`] serves files; [`host_llm`] switches the host's own model
-//! requests; [`bind`] finds the port, [`keeping`] has the keeper hold it; [`log`] owns stderr.
+//! does what the operator asks for; [`share`] serves files, [`tunnel`] keeps the public name the operator
+//! may open, [`programs`] finds what both run; [`host_llm`] switches the host's own model requests;
+//! [`bind`] finds the port, [`keeping`] has the keeper hold it; [`log`] owns stderr.
 //!
 //! Everything runs on one thread, so the core's parts sit in `RefCell`s and are borrowed for the
 //! length of a statement, never over an await.
@@ -23,12 +24,14 @@ mod listeners;
 pub mod log;
 pub mod operate;
 mod peer;
+mod programs;
 mod questions;
 mod relay;
 mod reply;
 mod share;
 mod stall;
 pub mod streams;
+pub mod tunnel;
 mod wants;
 
 use std::cell::{Cell, RefCell};
@@ -43,7 +46,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::audit::Audit;
-use crate::config::{AgentDir, Config, Token};
+use crate::config::{AgentDir, Config, Proxy, Token};
 use crate::frame::envelope::LARGE;
 use crate::frame::messages::{Hello, HostLlm, Level, Notice, Server};
 use crate::host::Link;
@@ -56,6 +59,7 @@ use crate::process::Identity;
 use crate::state::{self, State};
 use exchange::Exchange;
 use keeping::Keeping;
+use tunnel::Tunnel;
 
 /// The version of this build.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -85,6 +89,8 @@ pub struct Core {
     pub installer: Installer,
     /// The companion that holds the listening socket.
     pub keeping: Keeping,
+    /// The operator's way in from the internet.
+    pub tunnel: Tunnel,
     /// Tasks that must end before the process does.
     pub tasks: TaskTracker,
     /// What the main loop waits for.
@@ -168,6 +174,7 @@ pub struct Parts {
     pub(crate) config: Config,
     pub(crate) token: Token,
     pub(crate) dir: AgentDir,
+    pub(crate) proxy: Proxy,
     pub(crate) hello: Hello,
     pub(crate) host: Identity,
     pub(crate) address: SocketAddr,
@@ -188,6 +195,7 @@ impl Core {
             denied: Denied::new(&parts.config.deny, parts.config.deny_mcp_tools),
             config: parts.config,
             dir: parts.dir,
+            tunnel: Tunnel::new(parts.proxy),
             host: parts.host,
             address: parts.address,
             link: parts.link,
@@ -333,6 +341,18 @@ impl Core {
         self.save().await;
     }
 
+    /// Makes the state file say whether a tunnel is open, at once: what the operator closed must not
+    /// come back after a crash.
+    fn save_tunnel(&self) {
+        self.sessions.borrow_mut().save_again();
+        self.write_state();
+    }
+
+    /// Tools on offer; `None` before the first list came.
+    fn tool_count(&self) -> Option<usize> {
+        self.known_catalogue().map(|catalogue| catalogue.names.len())
+    }
+
     /// Owner of the state file: one write for everything asked for meanwhile.
     async fn keep_state(self: Rc<Self>) {
         loop {
@@ -360,6 +380,7 @@ impl Core {
             );
             state.keeper = keeper;
             state.share = self.share_terms();
+            state.tunnel = self.tunnel.is_open();
             let file = self.dir.state_file(self.address.port());
             if let Err(error) = state::write(&file, &state) {
                 tracing::warn!(%error, file = %file.display(), "sessions cannot be saved: they will not survive a restart");

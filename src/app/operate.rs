@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use super::exchange::Cancel;
-use super::{Core, Phase, VERSION, now_ms};
+use super::{Core, Phase, VERSION, now_ms, tunnel};
 use crate::audit::Record;
 use crate::config::{AgentDir, ConfigError, Token, store};
 use serde::{Deserialize, Serialize};
@@ -23,7 +23,13 @@ pub const DEFAULT_GRACE: Duration = Duration::from_secs(10);
 /// How long the next binary may take to say that it can run.
 const CHECK_LIMIT: Duration = Duration::from_secs(10);
 
-const USAGE: &str = "/a2mcp: status | token | rotate | restart | stop | cancel ID|--all | pause | resume";
+/// How long a command typed in the host waits for the tunnel; the host itself waits 120 s.
+const TUNNEL_WAIT: Duration = Duration::from_secs(100);
+/// How long it is waited for after that; a download alone may take ten minutes.
+const TUNNEL_LATER: Duration = Duration::from_secs(15 * 60);
+
+const USAGE: &str =
+    "/a2mcp: status | token | rotate | restart | stop | cancel ID|--all | pause | resume | tunnel [stop]";
 
 /// Does what a control request asks.
 pub async fn perform(core: Rc<Core>, request: Request) -> Reply {
@@ -76,6 +82,14 @@ pub async fn perform(core: Rc<Core>, request: Request) -> Reply {
         }
         Request::Pause => core.pause(true).await,
         Request::Resume => core.pause(false).await,
+        Request::Tunnel => match core.open_tunnel().await {
+            Ok(()) => core.tunnel_reply(),
+            Err(why) => Reply::Error(why),
+        },
+        Request::TunnelStop => {
+            done(if core.close_tunnel().await { "the tunnel is closed" } else { "there was no tunnel" })
+        }
+        Request::TunnelStatus => core.tunnel_reply(),
     }
 }
 
@@ -112,6 +126,8 @@ pub async fn host_command(core: &Rc<Core>, argv: &[String]) -> Notice {
         ["stop"] => Request::Stop { grace_ms },
         ["cancel", "--all"] => Request::CancelAll,
         ["cancel", id] => Request::Cancel { id: id.to_owned() },
+        ["tunnel"] => return core.tunnel_command().await,
+        ["tunnel", "stop"] => Request::TunnelStop,
         ["pause"] => Request::Pause,
         ["resume"] => Request::Resume,
         _ => return Notice { text: USAGE.into(), level: Level::Warning },
@@ -252,6 +268,41 @@ impl Core {
         process::try_run(&process::own_binary(), &args, CHECK_LIMIT).await
     }
 
+    fn tunnel_reply(&self) -> Reply {
+        match serde_json::to_value(self.tunnel_shown().status()) {
+            Ok(status) => Reply::Ok(status),
+            Err(error) => Reply::Error(error.to_string()),
+        }
+    }
+
+    /// `/a2mcp tunnel`: answered when it is clear how it went.
+    async fn tunnel_command(self: &Rc<Self>) -> Notice {
+        if let Err(text) = self.open_tunnel().await {
+            return Notice { text, level: Level::Error };
+        }
+        let shown = self.tunnel_settled(TUNNEL_WAIT, true).await;
+        if shown.is_open() {
+            let level = if shown.why.is_none() { Level::Info } else { Level::Warning };
+            return Notice { text: tunnel::opened(&shown, self.tool_count()), level };
+        }
+        let text = format!("tunnel: {}", status::tunnel(&shown.status()));
+        if shown.has_failed() {
+            return Notice { text, level: Level::Error };
+        }
+        if shown.is_closed() {
+            return info(text);
+        }
+        // A long download, most likely. Its success is told to everybody anyway.
+        let core = self.clone();
+        self.tasks.spawn_local(async move {
+            let shown = core.tunnel_settled(TUNNEL_LATER, false).await;
+            if shown.has_failed() {
+                core.notify(Level::Error, format!("a2mcp: tunnel: {}", status::tunnel(&shown.status())));
+            }
+        });
+        info(format!("{text}; a notice follows"))
+    }
+
     async fn operator_cancels(&self, calls: &[String]) -> Reply {
         let count = self.cancel_calls(calls, Cancel::Operator);
         self.audit_operator(&format!(r#"{{"action":"cancel","calls":{count}}}"#)).await;
@@ -304,6 +355,7 @@ impl Core {
             },
             keeper,
             share: self.share_status(),
+            tunnel: Some(self.tunnel_shown().status()),
             tools: catalogue.as_ref().map(|catalogue| catalogue.names.len()),
             odd_names: catalogue.map(|catalogue| catalogue.odd_names.clone()).unwrap_or_default(),
             sessions: sessions

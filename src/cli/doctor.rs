@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::target::Target;
 use super::{exit, install, operate, out};
 use crate::config::{AgentDir, Env, is_loopback, store};
-use crate::control::status::Status;
+use crate::control::status::{Status, Tunnel};
 use crate::control::{self, Found};
 use crate::install::{Installer, Tool};
 use crate::process::Identity;
@@ -104,7 +104,7 @@ fn config(dir: &AgentDir) -> Vec<Finding> {
                     .map(|warning| wrong(warning, "correct the config, or leave it if it is meant")),
             );
             if is_loopback(&config.host) && config.allowed_hosts.is_empty() {
-                findings.push(fine("reachable from this machine only"));
+                findings.push(fine("listens on this machine only"));
             }
         }
     }
@@ -298,6 +298,7 @@ fn sidecar(status: &Status) -> Vec<Finding> {
             None => fine(format!("{path} is shared until {}", clean(&share.expires_at, 40))),
         });
     }
+    findings.extend(status.tunnel.as_ref().and_then(tunnel));
     if status.paused {
         findings.push(wrong(format!("{at} is paused: new calls are refused"), "`a2mcp resume`"));
     }
@@ -332,6 +333,30 @@ fn sidecar(status: &Status) -> Vec<Finding> {
             .map(|note| wrong(note.clone(), "undo the change, or make it right and restart what it names")),
     );
     findings
+}
+
+/// Nothing is to be said of a tunnel nobody opened.
+fn tunnel(tunnel: &Tunnel) -> Option<Finding> {
+    let why = tunnel.why.as_ref().map(|why| clean(why, 300).into_owned()).unwrap_or_default();
+    Some(match (tunnel.state.as_str(), &tunnel.url) {
+        ("open", Some(url)) => fine(format!(
+            "reachable from the internet at {}, with the token (`a2mcp tunnel stop` closes it)",
+            clean(url, 300)
+        )),
+        (state, Some(url)) => wrong(
+            format!("the tunnel {} is {}: {why}", clean(url, 300), clean(state, 40)),
+            "`a2mcp tunnel` probes it again; or this machine alone cannot see it: try the URL from elsewhere",
+        ),
+        ("failed", None) => wrong(
+            format!("the tunnel failed: {why}"),
+            tunnel.advice.as_ref().map_or_else(
+                || "`a2mcp tunnel` tries again".into(),
+                |advice| clean(advice, 500).into_owned(),
+            ),
+        ),
+        ("closed", None) => return None,
+        (state, None) => fine(format!("the tunnel is {}: {why}", clean(state, 40))),
+    })
 }
 
 fn shown(path: &Path) -> String {

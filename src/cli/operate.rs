@@ -16,6 +16,10 @@ use crate::control::status;
 use crate::control::{self, Reply, Request};
 use crate::text::{self, with_causes};
 
+/// How often the tunnel is looked at while it opens.
+const TUNNEL_LOOK: Duration = Duration::from_millis(200);
+/// So many looks in a row may stay unanswered.
+const TUNNEL_SILENCE: u32 = 25;
 /// How often a followed file is looked at.
 const FOLLOW: Duration = Duration::from_millis(200);
 
@@ -38,6 +42,8 @@ pub enum Operate {
     Pause(Show),
     /// Serves calls again.
     Resume(Show),
+    /// Opens a public name for the bridge (a quick tunnel of cloudflared), or closes it.
+    Tunnel(Tunnel),
     /// Prints the sidecar's log, both generations.
     Logs(Reading),
     /// Prints the audit records, both generations.
@@ -75,6 +81,21 @@ pub struct Cancel {
     show: Show,
 }
 
+/// What is to become of the tunnel.
+#[derive(clap::Args)]
+pub struct Tunnel {
+    /// `stop` closes it; nothing opens it, or verifies the open one anew.
+    #[arg(value_enum, value_name = "stop")]
+    action: Option<TunnelAction>,
+    #[command(flatten)]
+    show: Show,
+}
+
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum TunnelAction {
+    Stop,
+}
+
 /// How a file is to be read.
 #[derive(clap::Args)]
 pub struct Reading {
@@ -107,6 +128,10 @@ pub async fn perform(command: Operate, target: Target, env: &Env) -> Result<u8, 
         }
         Operate::Pause(show) => ask(&show, &target, Request::Pause).await,
         Operate::Resume(show) => ask(&show, &target, Request::Resume).await,
+        Operate::Tunnel(Tunnel { action: Some(TunnelAction::Stop), show }) => {
+            ask(&show, &target, Request::TunnelStop).await
+        }
+        Operate::Tunnel(Tunnel { action: None, show }) => open_tunnel(&show, &target).await,
         Operate::Token => {
             let dir = target.agent_dir(env).await?;
             if !dir.config_file().exists() {
@@ -175,6 +200,51 @@ async fn ask(show: &Show, target: &Target, request: Request) -> Result<u8, Strin
         Ok(Reply::Error(error)) => Err(error),
         Err(error) => Err(format!("the sidecar did not answer: {error}")),
     }
+}
+
+/// Opens the tunnel and shows how far it is until the outcome is clear.
+async fn open_tunnel(show: &Show, target: &Target) -> Result<u8, String> {
+    let (socket, _) = target.sidecar().await?;
+    let mut progress = out::Progress::default();
+    let mut request = Request::Tunnel;
+    let mut silent = 0;
+    let tunnel: status::Tunnel = loop {
+        match control::ask(&socket, &request).await {
+            Ok(Reply::Ok(value)) => {
+                let tunnel: status::Tunnel =
+                    serde_json::from_value(value).map_err(|error| error.to_string())?;
+                if !tunnel.pending {
+                    break tunnel;
+                }
+                progress.show(&status::tunnel(&tunnel));
+                silent = 0;
+            }
+            Ok(Reply::Error(error)) => return Err(error),
+            // It may be making way for the next one; the tunnel goes on.
+            Err(_) if silent < TUNNEL_SILENCE && matches!(request, Request::TunnelStatus) => silent += 1,
+            Err(error) => return Err(format!("the sidecar did not answer: {error}")),
+        }
+        request = Request::TunnelStatus;
+        tokio::time::sleep(TUNNEL_LOOK).await;
+    };
+    drop(progress);
+    let printed = match (&tunnel.url, show.json) {
+        (_, true) => print_json(&tunnel)?,
+        (Some(url), false) => print(url)?,
+        (None, false) => return Err(format!("no tunnel: {}", status::tunnel(&tunnel))),
+    };
+    if tunnel.url.is_none() {
+        return Ok(exit::FAILED);
+    }
+    out::note(&format!(
+        "the tunnel is {}. Whoever has the token reaches this session's tools, and the files of an open share below \
+         /xfer/, at that address from the internet; `a2mcp tunnel stop` closes it",
+        match &tunnel.why {
+            Some(why) => format!("{}: {why}", tunnel.state),
+            None => "open and verified".into(),
+        }
+    ));
+    Ok(printed)
 }
 
 /// A running sidecar replaces the token itself, in the file that it reads; without one it is done here.

@@ -54,6 +54,36 @@ pub fn line(text: &str) {
     let _ = write!(stderr, "\r\x1b[K{}", text::clean(text, 70)).and_then(|()| stderr.flush());
 }
 
+/// How far something is, on stderr: a line that changes on a terminal, a line for each change elsewhere.
+#[derive(Default)]
+pub struct Progress {
+    shown: String,
+}
+
+impl Progress {
+    /// The present state.
+    pub fn show(&mut self, state: &str) {
+        if state == self.shown {
+            return;
+        }
+        if io::stderr().is_terminal() {
+            line(state)
+        } else {
+            note(state)
+        }
+        self.shown = state.to_owned();
+    }
+}
+
+impl Drop for Progress {
+    /// The line makes way for what comes next.
+    fn drop(&mut self) {
+        if !self.shown.is_empty() && io::stderr().is_terminal() {
+            line("");
+        }
+    }
+}
+
 fn for_stdout(text: &str) -> Cow<'_, str> {
     if io::stdout().is_terminal() { text::clean_block(text) } else { Cow::Borrowed(text) }
 }

@@ -67,6 +67,12 @@ pub enum Request {
     Pause,
     /// Serve calls again.
     Resume,
+    /// Open the tunnel, or verify the open one anew; answered with [`status::Tunnel`] at once.
+    Tunnel,
+    /// Close the tunnel; answered when it is gone.
+    TunnelStop,
+    /// Only say how the tunnel stands.
+    TunnelStatus,
 }
 
 /// The answer to a [`Request`].

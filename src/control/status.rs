@@ -41,6 +41,9 @@ pub struct Status {
     /// What is shared; absent when nothing is.
     #[serde(default)]
     pub share: Option<Share>,
+    /// The operator's tunnel.
+    #[serde(default)]
+    pub tunnel: Option<Tunnel>,
     /// Tools on offer; absent before the first list came.
     pub tools: Option<usize>,
     /// Tool names that at least one known client refuses.
@@ -148,6 +151,36 @@ pub struct Share {
     pub cut_uploads: usize,
     /// `serving`, or why not.
     pub state: String,
+}
+
+/// The tunnel.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Tunnel {
+    /// `closed`, `opening`, `open`, `open, not verified` or `failed`.
+    pub state: String,
+    /// Where it stands while it opens; why it is not verified; why it failed.
+    pub why: Option<String>,
+    /// What to do about that.
+    pub advice: Option<String>,
+    /// The public URL; absent unless it is open.
+    pub url: Option<String>,
+    /// The outcome of an opening or a probe is still to come.
+    pub pending: bool,
+    /// What cloudflared speaks with Cloudflare's edge.
+    pub protocol: Option<String>,
+    /// QUIC did not get out, so it is HTTP/2.
+    pub udp_blocked: bool,
+    /// Since when it is open, in milliseconds.
+    pub open_ms: Option<u64>,
+    /// When a probe last came through, in milliseconds.
+    pub verified_ago_ms: Option<u64>,
+    /// Requests under way through it.
+    pub in_flight: u64,
+    /// Most there were at a time.
+    pub peak_in_flight: u64,
+    /// The program that runs it.
+    pub program: Option<String>,
 }
 
 /// One session.
@@ -271,6 +304,9 @@ pub fn render(status: &Status) -> String {
             ),
         );
     }
+    if let Some(tunnel) = &status.tunnel {
+        line("tunnel", self::tunnel(tunnel));
+    }
     line(
         "tools",
         status
@@ -318,6 +354,30 @@ pub fn render(status: &Status) -> String {
     }
     out.truncate(out.trim_end().len());
     out
+}
+
+/// The tunnel in one line.
+pub fn tunnel(tunnel: &Tunnel) -> String {
+    let mut parts: Vec<String> = tunnel.url.iter().map(|url| clean(url, 300).into_owned()).collect();
+    let state = clean(&tunnel.state, 40);
+    match (tunnel.state.as_str(), &tunnel.why) {
+        ("failed", Some(why)) => {
+            let advice = tunnel.advice.as_ref().map(|advice| format!("; {advice}")).unwrap_or_default();
+            parts.push(clean(&format!("failed({why}){advice}"), 800).into_owned());
+        }
+        (_, Some(why)) => parts.push(format!("{state}: {}", clean(why, 300))),
+        (_, None) => parts.push(state.into_owned()),
+    }
+    parts.extend(tunnel.verified_ago_ms.map(|ms| format!("verified {} ago", age(ms))));
+    if let Some(protocol) = &tunnel.protocol {
+        let blocked = if tunnel.udp_blocked { " (UDP port 7844 is blocked)" } else { "" };
+        parts.push(format!("{}{blocked}", clean(protocol, 20)));
+    }
+    if let Some(ms) = tunnel.open_ms {
+        parts.push(format!("{} in flight, {} at most", tunnel.in_flight, tunnel.peak_in_flight));
+        parts.push(format!("up {}", age(ms)));
+    }
+    parts.join(" · ")
 }
 
 fn inference(llm: &HostLlm) -> String {

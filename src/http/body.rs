@@ -47,6 +47,27 @@ pub enum Body {
     Stream(Pin<Box<dyn Stream<Item = Bytes>>>),
     /// Another server's; when it breaks, so does the connection it goes out on.
     Relayed(Pin<Box<dyn HttpBody<Data = Bytes, Error = io::Error>>>),
+    /// Any other; the passage is held as long as it.
+    Crossing(Box<Body>, Passage),
+}
+
+/// Held from a request's head until its response is written or given up; dropping it tells whoever
+/// counts.
+pub struct Passage(Option<Box<dyn FnOnce()>>);
+
+impl Passage {
+    /// `ended` is called at the end.
+    pub fn new(ended: impl FnOnce() + 'static) -> Self {
+        Self(Some(Box::new(ended)))
+    }
+}
+
+impl Drop for Passage {
+    fn drop(&mut self) {
+        if let Some(ended) = self.0.take() {
+            ended();
+        }
+    }
 }
 
 /// Told, when the body is dropped, whether the connection had taken all of it.
@@ -95,6 +116,7 @@ impl HttpBody for Body {
                 pieces.as_mut().poll_next(cx).map(|piece| piece.map(|piece| Ok(Frame::data(piece))))
             }
             Self::Relayed(body) => body.as_mut().poll_frame(cx),
+            Self::Crossing(body, _) => Pin::new(&mut **body).poll_frame(cx),
         }
     }
 
@@ -104,6 +126,7 @@ impl HttpBody for Body {
             Self::Parts(parts) | Self::Receipted(parts, _) => parts.is_empty(),
             Self::Stream(_) => false,
             Self::Relayed(body) => body.is_end_stream(),
+            Self::Crossing(body, _) => body.is_end_stream(),
         }
     }
 
@@ -115,6 +138,7 @@ impl HttpBody for Body {
             }
             Self::Stream(_) => SizeHint::default(),
             Self::Relayed(body) => body.size_hint(),
+            Self::Crossing(body, _) => body.size_hint(),
         }
     }
 }

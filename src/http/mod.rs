@@ -26,7 +26,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::crash::{self, Carries};
 
-pub use body::{Body, MAX_BODY};
+pub use body::{Body, MAX_BODY, Passage};
 use patient::Patient;
 
 /// Most connections at a time. A newcomer then takes the place of the oldest one that has not shown the
@@ -109,6 +109,10 @@ pub trait Endpoint: 'static {
     /// Whether `Host` or `Origin` may name `name` (lower case, no port) beyond IP literals and
     /// `localhost`.
     fn allows_name(&self, name: &str) -> bool;
+    /// The answer to a nonce that is out now (`/livez/<nonce>`).
+    fn answers(&self, nonce: &str) -> Option<String>;
+    /// Told of each request's `Host` (lower case); the passage is held until the response is done with.
+    fn crosses(&self, name: &str) -> Option<Passage>;
     /// Judges the value of `Authorization`; `None` when it is absent or stands twice.
     fn authorizes(&self, authorization: Option<&[u8]>) -> bool;
     /// Something happened on a connection that a response went out on.

@@ -26,9 +26,17 @@ pub(super) async fn handle<E: Endpoint>(
     request: Request<Incoming>,
 ) -> Result<Response<Body>, Infallible> {
     endpoint.connection(connection, ConnectionEvent::NextRequest);
+    let passage =
+        match only(request.headers(), &HOST).and_then(|host| host.to_str().ok()).and_then(guard::host_name) {
+            Some(Name::Other(name)) => endpoint.crosses(&name.to_ascii_lowercase()),
+            _ => None,
+        };
     let answer =
         AssertUnwindSafe(judge(endpoint.clone(), connection, budget, known, request)).catch_unwind().await;
     let mut answer = answer.unwrap_or_else(|_| endpoint.refuse(Refusal::Internal));
+    if let Some(passage) = passage {
+        answer = answer.map(|body| Body::Crossing(Box::new(body), passage));
+    }
     if endpoint.is_draining() {
         answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     }
@@ -79,7 +87,13 @@ async fn judge<E: Endpoint>(
         Place::Live | Place::Ready | Place::Nonce if !is_read => return not_allowed("GET, HEAD"),
         Place::Live => return json(StatusCode::OK, br#"{"status":"ok"}"#),
         Place::Ready => return health(endpoint.health()),
-        Place::Nonce => return json(StatusCode::NOT_FOUND, br#"{"error":"not_found"}"#),
+        Place::Nonce => {
+            let nonce = request.uri().path().trim_start_matches("/livez/");
+            return match endpoint.answers(nonce) {
+                Some(answer) => with(StatusCode::OK, Bytes::from(answer)),
+                None => json(StatusCode::NOT_FOUND, br#"{"error":"not_found"}"#),
+            };
+        }
         Place::HostLlm if method != Method::POST => return not_allowed("POST"),
         Place::Mcp if !takes(method, request.headers()) => return not_allowed("POST, GET, DELETE"),
         Place::HostLlm | Place::Mcp | Place::Xfer => {}

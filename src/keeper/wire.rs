@@ -206,7 +206,7 @@ pub enum Exit {
 }
 
 /// The answer to `output`: the end of what a child wrote, and how much it wrote in all.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Output {
     /// On stdout.

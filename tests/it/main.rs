@@ -7,8 +7,10 @@
 //! (getting dufs and cloudflared), `schema` (the fixtures of `ipc-schema/`),
 //! `shim` (the Rust shim against a scripted sidecar), `kills` and `kill_loop` (the sidecar dies at the
 //! worst moments: one execution, one result), `streams`, `progress`, `cancel`, `relay`, `replay` and
-//! `proxies` (what crosses on streams, and coming back), `refhost` (the reference host and `a2mcp demo` as
-//! processes), `wrap` and `wrap_ends` (a stdio server behind the endpoint; who dies with whom).
+//! `proxies` (what crosses on streams, and coming back), `cloudflared` (the stand-in against what was
+//! observed), `tunnel` and `tunnel_life` (the operator's tunnel through it), `refhost` (the reference
+//! host and `a2mcp demo` as processes), `wrap` and `wrap_ends` (a stdio server behind the endpoint; who
+//! dies with whom).
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -19,6 +21,7 @@ mod audit;
 mod calls;
 mod cancel;
 mod catalogue;
+mod cloudflared;
 mod endpoint;
 mod files;
 mod frames;
@@ -42,6 +45,8 @@ mod sessions;
 mod shim;
 mod stalls;
 mod streams;
+mod tunnel;
+mod tunnel_life;
 mod upgrade;
 mod wrap;
 mod wrap_ends;

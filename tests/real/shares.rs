@@ -7,6 +7,9 @@ use serde_json::{Value, json};
 
 use crate::processes;
 use crate::share::{Shared, VERSIONS, config, dufs, dufs_pid, listens, ok};
+use crate::support::cloudflared::Standin;
+use crate::support::edge::Edge;
+use crate::support::http::Connection;
 use crate::support::{Host, Setup, eventually, within};
 
 /// Our files of an endpoint in the private directory.
@@ -254,4 +257,40 @@ fn a_restart_lets_transfers_end() {
     assert_eq!(shared.read("f").unwrap(), b"abcdef");
     shared.host = next(&shared.host, &dufs("0.46.0"));
     assert_eq!(shared.get("/f").text(), "abcdef");
+}
+
+/// The tunnel's address is read at each call, and files cross it both ways (contract 5, 7).
+#[test]
+fn the_public_address_follows_the_tunnel() {
+    let standin = Standin::new();
+    let edge = Edge::start(&standin);
+    let path = std::env::var("PATH").unwrap_or_default();
+    let mut setup = Setup::default().env("PATH", &format!("{}:{path}", standin.dir.path().display()));
+    setup.env.extend(edge.env());
+    let mut shared = Shared::with("0.46.0", setup);
+    shared.write("f", "through");
+    assert_eq!(
+        (shared.status()["publicUrl"].clone(), &shared.result["publicUrl"]),
+        (Value::Null, &Value::Null)
+    );
+    assert!(
+        shared.result["usage"]["public"].as_str().unwrap().starts_with("no public address — `/a2mcp tunnel`")
+    );
+    assert_eq!(shared.host.cli(&["tunnel"]).0, 0);
+    let (name, public) = standin.name();
+    assert_eq!(shared.status()["publicUrl"], format!("https://{name}/xfer/"));
+    let bearer = format!("Bearer {}", shared.host.token);
+    let through = |method: &str, path: &str, body: &[u8]| {
+        Connection::open(public).request(method, path, &[("Authorization", &bearer)], body)
+    };
+    assert_eq!(through("GET", "/xfer/f", b"").text(), "through");
+    let large = vec![b'x'; 3 << 20];
+    assert_eq!(through("PUT", "/xfer/large", &large).status, 201);
+    assert!(shared.read("large").unwrap() == large && through("GET", "/xfer/large", b"").body == large);
+    assert_eq!(Connection::open(public).request("GET", "/xfer/f", &[], b"").status, 401);
+    shared.share();
+    let usage = shared.result["usage"]["public"].as_str().unwrap();
+    assert!(usage.contains(&format!("https://{name}/xfer/")) && usage.contains("<TOKEN>"), "{usage}");
+    assert_eq!(shared.host.cli(&["tunnel", "stop"]).0, 0);
+    assert_eq!(shared.status()["publicUrl"], Value::Null);
 }

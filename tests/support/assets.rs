@@ -52,6 +52,22 @@ impl Gate {
     }
 }
 
+/// What a server needs to be `name`, and the certificate that trusts it, PEM.
+pub fn certificate(name: &str) -> (Arc<rustls::ServerConfig>, String) {
+    let rcgen::CertifiedKey { cert, signing_key } =
+        rcgen::generate_simple_self_signed([name.to_owned()]).unwrap();
+    let key = rustls::pki_types::PrivateKeyDer::try_from(signing_key.serialize_der()).unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = rustls::ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![cert.der().clone()], key)
+        .unwrap();
+    let pem = base64_lines(cert.der());
+    (Arc::new(config), format!("-----BEGIN CERTIFICATE-----\n{pem}-----END CERTIFICATE-----\n"))
+}
+
 /// The server. Its threads end with the test's process.
 #[derive(Clone)]
 pub struct Assets {
@@ -67,17 +83,7 @@ impl Assets {
 
     /// The same over TLS, with a certificate for `127.0.0.1`; and the certificate, PEM.
     pub fn start_tls() -> (Assets, String) {
-        let rcgen::CertifiedKey { cert, signing_key } =
-            rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
-        let key = rustls::pki_types::PrivateKeyDer::try_from(signing_key.serialize_der()).unwrap();
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let config = rustls::ServerConfig::builder_with_provider(provider)
-            .with_safe_default_protocol_versions()
-            .unwrap()
-            .with_no_client_auth()
-            .with_single_cert(vec![cert.der().clone()], key)
-            .unwrap();
-        let config = Arc::new(config);
+        let (config, pem) = certificate("127.0.0.1");
         let assets = Assets::with(move |socket, assets| {
             let session = rustls::ServerConnection::new(config.clone()).unwrap();
             let stream = Mutex::new(rustls::StreamOwned::new(session, socket));
@@ -86,8 +92,7 @@ impl Assets {
             stream.conn.send_close_notify();
             let _ = stream.flush();
         });
-        let pem = base64_lines(cert.der());
-        (assets, format!("-----BEGIN CERTIFICATE-----\n{pem}-----END CERTIFICATE-----\n"))
+        (assets, pem)
     }
 
     fn with(serve: impl Fn(TcpStream, &Assets) + Send + Sync + 'static) -> Assets {

@@ -7,6 +7,8 @@
 
 pub mod assets;
 pub mod caller;
+pub mod cloudflared;
+pub mod edge;
 pub mod fixtures;
 pub mod http;
 pub mod proxy;

@@ -107,11 +107,6 @@ impl Core {
         self.shares.current.borrow().as_ref().map(|share| share.terms.clone())
     }
 
-    /// The address of the tunnel, when it is open.
-    pub(super) fn public_url(&self) -> Option<String> {
-        None
-    }
-
     /// Waits until no transfer is in flight.
     pub(super) async fn no_transfers(&self) {
         while self.shares.transfers.get() > 0 {

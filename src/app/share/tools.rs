@@ -11,7 +11,6 @@ use super::owner::Command;
 use super::{Phase, Share};
 use crate::app::exchange::Exchange;
 use crate::app::{Core, now_ms};
-use crate::audit::Record;
 use crate::config::follow_links;
 use crate::frame::raw::quote;
 use crate::install::{Progress, Tool};
@@ -126,19 +125,12 @@ impl Core {
         &self,
         exchange: Option<&Exchange>,
     ) -> Result<(PathBuf, Option<Installed>), String> {
-        let mut on_record = None;
-        let announce = async |progress: Progress| {
-            if let Some(args) = progress.audit_args() {
-                let args = args.to_string();
-                self.audit.write(Record::action("xfer", None, &args, false)).await;
-                on_record = Some(args);
-            }
+        let found = self.obtain(Tool::Dufs, async |progress: &Progress| {
             if let Some(exchange) = exchange {
-                tell(exchange, &progress);
+                tell(exchange, progress);
             }
-        };
-        let found = self.installer.obtain(Tool::Dufs, &self.config.xfer_dufs, announce).await;
-        match found {
+        });
+        match found.await {
             Ok(found) => {
                 let installed = found.downloaded.then(|| Installed {
                     version: found.version.unwrap_or_default(),
@@ -147,12 +139,7 @@ impl Core {
                 });
                 Ok((found.path, installed))
             }
-            Err(error) => {
-                if let Some(args) = on_record {
-                    self.audit.write(Record::action("xfer", None, &args, true)).await;
-                }
-                Err(with_causes(&error))
-            }
+            Err(error) => Err(with_causes(&error)),
         }
     }
 
