@@ -80,6 +80,10 @@ impl Wrapped {
             if serving.wait_for(|serving| *serving).await.is_err() {
                 return failed("the bridge is stopping");
             }
+            // Withdrawn before it went out: then it must not.
+            if self.questions.borrow().get(id) != Some(&tag) {
+                return failed("the question was withdrawn");
+            }
             // While the bridge was restarting the call may have ended.
             if !connection.has(&who.key) {
                 asked_before = Some(who.sid);

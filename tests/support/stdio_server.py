@@ -291,7 +291,7 @@ def call(request, params, raw):
             answer, error = ask("roots/list", {})
             return content(text(error or json.dumps(answer)), error=bool(error))
         case "timed":
-            answer, error = ask("elicitation/create", {"message": "quick!", "requestedSchema": schema()}, limit=0.2)
+            answer, error = ask("elicitation/create", {"message": "quick!", "requestedSchema": schema()}, limit=1)
             return content(text(error or json.dumps(answer)), error=bool(error))
         case "progress_burst":
             steps = int(given["steps"])
