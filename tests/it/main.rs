@@ -4,7 +4,7 @@
 //! `host_llm` (the switch on the host's model), `messages` (JSON-RPC shapes, ids, byte fidelity), `sessions`, `catalogue`, `calls`, `frames`
 //! (hostile ones), `life` (start, stop, death, ports), `audit`, `operate` (the command line), `load`
 //! (limits and crowds), `keeper` (what outlives a sidecar), `install`
-//! (getting dufs and cloudflared), `schema` (the fixtures of `ipc-schema/`),
+//! (getting dufs and cloudflared), `files` (the tools around a share), `schema` (the fixtures of `ipc-schema/`),
 //! `shim` (the Rust shim against a scripted sidecar), `kills` and `kill_loop` (the sidecar dies at the
 //! worst moments: one execution, one result), `streams`, `progress`, `cancel`, `relay`, `replay` and
 //! `proxies` (what crosses on streams, and coming back), `cloudflared` (the stand-in against what was
