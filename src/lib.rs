@@ -35,6 +35,7 @@
 //! | [`frame`] | the codec and the typed `bridge/*` messages | do I/O |
 //! | [`config`] | the config file: validation (pure) and the locked store | apply it |
 //! | [`refhost`] | the host's side of the frames in Rust: supervises a sidecar, offers demo tools | share state with the sidecar |
+//! | [`wrap`] | `a2mcp wrap`: a stdio MCP server as the host, its guard and its respawn | know callers or HTTP |
 //! | [`outbound`] | a request to a server elsewhere, TLS and proxy included | follow redirects, keep time |
 //! | [`state`] | the state file and the remembered port | decide what to keep |
 //! | [`process`] | spawning, identity (pid and start time), death signals; the only spawner | know what it spawns |
@@ -69,4 +70,5 @@ pub mod signals;
 pub mod state;
 pub mod supervise;
 pub mod text;
+pub mod wrap;
 pub mod xfer;

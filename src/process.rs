@@ -150,8 +150,68 @@ pub fn spawn_child(command: &mut std::process::Command, signal: Signal) -> io::R
     command.spawn()
 }
 
-#[allow(unsafe_code)]
+/// Spawns this very build as the guard of a child: it gets SIGTERM when this process (its thread) ends,
+/// and leads a process group of its own.
+///
+/// # Errors
+/// As [`std::process::Command::spawn`].
+pub fn spawn_guard(
+    args: &[&std::ffi::OsStr],
+    set_up: impl FnOnce(&mut tokio::process::Command),
+) -> io::Result<tokio::process::Child> {
+    let mut command = this_build();
+    command.args(args);
+    set_up(&mut command);
+    spawn_dying_with_parent(&mut command, Signal::TERM)
+}
+
+/// As [`spawn_child`] with SIGKILL, but in this process's own group: for a guard, whose group is ended
+/// as one.
+///
+/// # Errors
+/// As [`std::process::Command::spawn`].
+pub fn spawn_guarded(command: &mut std::process::Command) -> io::Result<std::process::Child> {
+    follow_parent(command, Signal::KILL);
+    command.spawn()
+}
+
+/// From now on what its descendants leave behind becomes this process's own child: nothing that
+/// leaves its group is lost sight of.
+pub fn adopt_orphans() {
+    let _ = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
+}
+
+/// All that descend from a process, as `/proc` shows it at the moment.
+pub fn descendants(of: u32) -> Vec<Identity> {
+    let mut parents = Vec::new();
+    for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let pid = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok());
+        if let Some((pid, parent)) = pid.and_then(|pid| Some((pid, parent(pid)?))) {
+            parents.push((pid, parent));
+        }
+    }
+    let mut found = vec![of];
+    let mut next = 0;
+    while let Some(&ancestor) = found.get(next) {
+        next += 1;
+        found.extend(parents.iter().filter(|(_, parent)| *parent == ancestor).map(|(pid, _)| *pid));
+    }
+    found.into_iter().skip(1).filter_map(Identity::of).collect()
+}
+
+fn parent(pid: u32) -> Option<u32> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    text[text.rfind(')')? + 1..].split_ascii_whitespace().nth(1)?.parse().ok()
+}
+
 fn die_with_parent(command: &mut std::process::Command, signal: Signal) {
+    use std::os::unix::process::CommandExt as _;
+    follow_parent(command, signal);
+    command.process_group(0);
+}
+
+#[allow(unsafe_code)]
+fn follow_parent(command: &mut std::process::Command, signal: Signal) {
     use std::os::unix::process::CommandExt as _;
     let parent = std::process::id();
     // SAFETY: the closure runs between fork and exec and makes two async-signal-safe system calls;
@@ -166,7 +226,6 @@ fn die_with_parent(command: &mut std::process::Command, signal: Signal) {
             Ok(())
         });
     }
-    command.process_group(0);
 }
 
 /// Kills the process group of a leader that is gone: while a member lives, its id names nobody else.
@@ -183,16 +242,22 @@ pub fn kill_group_of(leader: Identity) {
 /// # Errors
 /// As [`std::process::Command::spawn`].
 pub fn spawn_companion(args: &[&std::ffi::OsStr], stdin: OwnedFd) -> io::Result<tokio::process::Child> {
-    // The file on disk may be another build by now; the one that runs is this.
+    let mut command = this_build();
+    command.args(args).current_dir("/");
+    command.stdin(stdin).stdout(std::process::Stdio::null());
+    command.spawn()
+}
+
+/// The file on disk may be another build by now; the one that runs is this.
+fn this_build() -> tokio::process::Command {
     let running = Path::new("/proc/self/exe");
     let mut command = if running.exists() {
         tokio::process::Command::new(running)
     } else {
         tokio::process::Command::new(own_binary())
     };
-    command.arg0(own_binary()).args(args).current_dir("/");
-    command.stdin(stdin).stdout(std::process::Stdio::null());
-    command.spawn()
+    command.arg0(own_binary());
+    command
 }
 
 /// Makes a just started companion independent of who started it: a session of its own, no

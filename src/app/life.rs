@@ -123,10 +123,13 @@ async fn live(dir: AgentDir, env: &Env) -> u8 {
         Err(error) => Err(error),
         Ok(()) => operate::aside(&dir, store::load).await.map_err(|error| with_causes(&error)),
     };
-    let loaded = match loaded {
+    let mut loaded = match loaded {
         Ok(loaded) => loaded,
         Err(error) => return early.refuse(code::CONFIG_REFUSED, error, EXIT_REFUSED).await,
     };
+    if let Some(port) = hello.port {
+        loaded.config.port = port;
+    }
     let host = host_identity(&hello);
     let link = early.link.clone();
     let opening = async {

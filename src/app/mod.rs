@@ -48,7 +48,7 @@ use tokio_util::task::TaskTracker;
 use crate::audit::Audit;
 use crate::config::{AgentDir, Config, Proxy, Token};
 use crate::frame::envelope::LARGE;
-use crate::frame::messages::{Hello, HostLlm, Level, Notice};
+use crate::frame::messages::{Hello, HostLlm, Level, Notice, Server};
 use crate::host::Link;
 use crate::install::Installer;
 use crate::ledger::Ledger;
@@ -128,6 +128,8 @@ pub struct Core {
     catalogue: watch::Sender<Option<Rc<Catalogue>>>,
     catalogue_wanted: Notify,
     main: Cell<Option<bool>>,
+    /// The server behind a host that only wraps one.
+    server: RefCell<Option<Server>>,
     /// The switch on the host's model requests and the requests refused, as the host last said.
     host_llm: Cell<Option<(HostLlm, u64)>>,
     /// The id of a `bridge/stop` that waits for its answer.
@@ -225,6 +227,7 @@ impl Core {
             catalogue: watch::Sender::new(None),
             catalogue_wanted: Notify::new(),
             main: Cell::new(None),
+            server: RefCell::default(),
             host_llm: Cell::new(None),
             stop_request: RefCell::default(),
             saved: watch::Sender::new(0),

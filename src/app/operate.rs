@@ -351,6 +351,7 @@ impl Core {
                 llm: self.host_llm.get().map(|(state, denied)| status::HostLlm { state, denied }),
                 lag_ms: self.link.lag().map(|lag| lag.as_millis() as u64),
                 heard_ago_ms: self.link.heard_ago().as_millis() as u64,
+                server: self.server.borrow().clone(),
             },
             keeper,
             share: self.share_status(),
@@ -399,8 +400,10 @@ impl Core {
                 vec![format!("the config would be refused at the next restart: {}", with_causes(&error))]
             }
             Ok((config, _)) => {
-                let changed =
-                    [("port", config.port != self.config.port), ("host", config.host != self.config.host)];
+                let changed = [
+                    ("port", self.hello.port.unwrap_or(config.port) != self.config.port),
+                    ("host", config.host != self.config.host),
+                ];
                 let changed = changed.into_iter().filter(|(_, changed)| *changed);
                 changed
                     .map(|(field, _)| {

@@ -141,6 +141,9 @@ impl Core {
     fn learn_state(&self, state: messages::State) {
         let came_alive = state.main && self.main.replace(Some(state.main)) != Some(true);
         self.main.set(Some(state.main));
+        if state.server.is_some() {
+            *self.server.borrow_mut() = state.server;
+        }
         self.host_llm.set(state.host_llm.map(|word| (word, state.denied.unwrap_or(0))));
         if came_alive {
             self.catalogue_wanted.notify_one();

@@ -23,7 +23,7 @@ use target::Target;
 use crate::app::{life, log};
 use crate::config::{AgentDir, Env, store};
 use crate::install::Tool;
-use crate::{keeper, process, refhost};
+use crate::{keeper, process, refhost, wrap};
 
 /// Exit codes that every command shares (contract 16).
 pub mod exit {
@@ -58,6 +58,11 @@ enum Command {
     Sidecar(SidecarArgs),
     /// Serves a few tools (read, write, bash, …), no agent needed, until interrupted.
     Demo(refhost::demo::DemoArgs),
+    /// Serves any stdio MCP server: `a2mcp wrap -- COMMAND ARGS…`.
+    Wrap(wrap::WrapArgs),
+    /// What stands between a wrapped server and its host.
+    #[command(hide = true)]
+    Guard(wrap::guard::GuardArgs),
     /// The demo's host: plays the shim's part in a process of its own.
     #[command(hide = true)]
     ReferenceHost(refhost::host::HostArgs),
@@ -124,6 +129,14 @@ pub fn main() -> ExitCode {
         Command::Sidecar(args) => return sidecar(given, &args, &env),
         Command::Keeper(args) => return keep(&args),
         Command::Demo(args) => return demo(&args, &env),
+        Command::Wrap(args) => return wrap_server(&args, given, &env),
+        Command::Guard(args) => {
+            let run = wrap::guard::run(&args);
+            return ExitCode::from(run.unwrap_or_else(|error| {
+                out::note(&error);
+                wrap::guard::NOT_RUN
+            }));
+        }
         Command::ReferenceHost(mut args) => {
             let Some(dir) = given else {
                 out::note("`a2mcp reference-host` needs --agent-dir DIR; try `a2mcp demo`");
@@ -206,6 +219,23 @@ fn demo(args: &refhost::demo::DemoArgs, env: &Env) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             out::note(&error.to_string());
+            ExitCode::from(error.exit_code())
+        }
+    }
+}
+
+fn wrap_server(args: &wrap::WrapArgs, given: Option<AgentDir>, env: &Env) -> ExitCode {
+    let Some(dir) = given.or_else(|| wrap::default_dir(env).map(|root| AgentDir::new(root, env))) else {
+        out::note("no home directory is known; name a directory for config and logs with --agent-dir DIR");
+        return ExitCode::from(exit::USAGE);
+    };
+    match wrap::run(args, &dir, env, &mut out::Stdout) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            out::note(&error.to_string());
+            if let Some(said) = error.explanation() {
+                out::explain(&format!("It wrote to stderr:\n{said}"));
+            }
             ExitCode::from(error.exit_code())
         }
     }

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use serde::{Deserialize, Serialize};
 
-use crate::frame::messages;
+use crate::frame::messages::{self, Server};
 use crate::text::clean;
 
 /// A sidecar's own account.
@@ -89,6 +89,9 @@ pub struct Host {
     pub lag_ms: Option<u64>,
     /// When its last byte came, in milliseconds.
     pub heard_ago_ms: u64,
+    /// The server behind a host that only wraps one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub server: Option<Server>,
 }
 
 /// The switch on the host's own model requests.
@@ -238,6 +241,20 @@ pub fn render(status: &Status) -> String {
             age(status.host.heard_ago_ms)
         ),
     );
+    if let Some(server) = &status.host.server {
+        let pid = server.pid.map(|pid| format!(" · pid {pid}")).unwrap_or_default();
+        let reason = server.reason.as_ref().map(|reason| format!(" · last end: {}", clean(reason, 200)));
+        line(
+            "server",
+            format!(
+                "{}{pid} · {} restart(s) · {} stdout line(s) skipped{}",
+                clean(&server.state, 20),
+                server.restarts,
+                server.skipped_lines,
+                reason.unwrap_or_default()
+            ),
+        );
+    }
     if let Some(llm) = &status.host.llm {
         line("inference", inference(llm));
     }

@@ -136,8 +136,14 @@ impl OutBuffer {
     /// Appends a frame, header first.
     pub fn push(&mut self, frame: Frame) {
         self.tail.put_u32(frame.len as u32);
-        self.len += 4 + frame.len;
-        for part in frame.parts {
+        self.len += 4;
+        self.push_parts(frame.parts);
+    }
+
+    /// Appends bytes as they are.
+    pub fn push_parts(&mut self, parts: impl IntoIterator<Item = Bytes>) {
+        for part in parts {
+            self.len += part.len();
             if part.len() <= JOIN_BELOW {
                 self.tail.extend_from_slice(&part);
             } else {

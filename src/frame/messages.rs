@@ -45,6 +45,9 @@ pub struct Hello {
     pub title: Option<String>,
     /// Who the host is.
     pub host: HostInfo,
+    /// The port the host was told to have, before any in the config; any free one when it is busy.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub port: Option<u16>,
     /// Present from the second sidecar of a host process on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resume: Option<Resume>,
@@ -188,6 +191,29 @@ pub struct State {
     /// Calls that wait for the operator's approval.
     #[serde(default)]
     pub approvals: Vec<Approval>,
+    /// The server behind a host that only wraps one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub server: Option<Server>,
+}
+
+/// A wrapped server, as its host knows it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Server {
+    /// `running`, `starting` or `failed`.
+    pub state: String,
+    /// The process id of what was started; absent while nothing runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pid: Option<u32>,
+    /// How often it was started again.
+    #[serde(default)]
+    pub restarts: u64,
+    /// Lines of its stdout that were no messages: blank ones, log lines, lines over the limit.
+    #[serde(default)]
+    pub skipped_lines: u64,
+    /// Why it ended the last time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
 }
 
 /// Where the switch on the host's own model requests stands (contract 8).

@@ -14,12 +14,11 @@ use serde::Deserialize;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 use tokio::process::{Child, ChildStdout, Command};
 
+use super::announce::{self, Serving};
 use super::host::DEMO_PREFIX;
-use crate::config::{AgentDir, Env, store};
-use crate::frame::raw;
+use crate::config::{AgentDir, Env};
 use crate::process::{self, Identity};
 use crate::signals::Watch;
-use crate::text::clean;
 
 /// How long the host may take until its sidecar serves.
 const START: Duration = Duration::from_secs(30);
@@ -140,8 +139,20 @@ async fn serve(
         () = tokio::time::sleep(START) => return Err(DemoError::Slow),
         () = signals.next() => return Ok(Served::Interrupted),
     };
-    let token = token(dir, env).map_err(DemoError::Ended)?;
-    announce(args, dir, &ready, &token, out).map_err(io_error("print"))?;
+    // A demo shares nothing with the bridge somebody may have set up.
+    let env = Env { config: None, audit: None, ..env.clone() };
+    let agent_dir = AgentDir::new(dir, &env);
+    let serving = Serving {
+        what: "The reference host serves",
+        url: &ready.url,
+        pid: ready.pid,
+        host_pid: ready.host_pid,
+        features: &ready.features,
+        agent_dir: &agent_dir,
+        files: "everything it made is",
+    };
+    let token = announce::token(&agent_dir).map_err(DemoError::Ended)?;
+    announce::announce(&serving, &token, args.json, out).map_err(io_error("print"))?;
     loop {
         tokio::select! {
             event = events.next() => match event {
@@ -171,14 +182,6 @@ fn spawn(dir: &Path) -> io::Result<(Child, Events)> {
     let mut child = process::spawn_dying_with_parent(&mut command, Signal::TERM)?;
     let output = child.stdout.take().ok_or_else(|| io::Error::other("the child has no stdout"))?;
     Ok((child, Events { output: BufReader::new(output) }))
-}
-
-/// The token of the demo's own config.
-fn token(dir: &Path, env: &Env) -> Result<String, String> {
-    let env = Env { config: None, audit: None, ..env.clone() };
-    let (config, _) = store::load_readonly(&AgentDir::new(dir, &env)).map_err(|error| error.to_string())?;
-    let token = config.token.ok_or("the sidecar wrote no token")?;
-    Ok(token.expose().to_owned())
 }
 
 /// Ends the host: politely after an interrupt, at once after a second one or an error. Returns how
@@ -233,43 +236,4 @@ impl Events {
             }
         }
     }
-}
-
-fn announce(args: &DemoArgs, dir: &Path, ready: &Event, token: &str, out: &mut dyn Write) -> io::Result<()> {
-    let url = clean(&ready.url, 200);
-    if args.json {
-        let line = serde_json::json!({
-            "url": ready.url,
-            "token": token,
-            "pid": ready.pid,
-            "hostPid": ready.host_pid,
-            "agentDir": dir,
-        });
-        writeln!(out, "{line}")?;
-        return out.flush();
-    }
-    let quoted_url = raw::quote(&ready.url);
-    writeln!(
-        out,
-        "The reference host serves at {url}\n\nmcp.json for a client on this machine:\n{{\n  \"mcpServers\": {{\n    \
-         \"a2mcp\": {{\n      \"type\": \"http\",\n      \"url\": {quoted_url},\n      \
-         \"headers\": {{ \"Authorization\": \"Bearer {token}\" }}\n    }}\n  }}\n}}\n"
-    )?;
-    writeln!(
-        out,
-        "By hand (the token comes over stdin: a command line can be read by others):\n\
-         curl -s {url} -H @- -H 'Content-Type: application/json' \\\n  \
-         -d '{{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"initialize\",\"params\":{{\"protocolVersion\":\"2025-11-25\",\
-         \"capabilities\":{{}},\"clientInfo\":{{\"name\":\"curl\",\"version\":\"0\"}}}}}}' <<'END'\n\
-         Authorization: Bearer {token}\nEND\n"
-    )?;
-    if ready.features.iter().any(|feature| feature == "xfer") {
-        let base = url.trim_end_matches('/');
-        writeln!(
-            out,
-            "A file of an open share:\ncurl -s {base}/xfer/ -H @- <<'END'\nAuthorization: Bearer {token}\nEND\n"
-        )?;
-    }
-    writeln!(out, "It runs until you press ^C; everything it made is in {}.", dir.display())?;
-    out.flush()
 }

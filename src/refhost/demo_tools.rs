@@ -18,7 +18,7 @@ use super::bash;
 use super::canned::{self, CannedTool};
 use super::execution::ExecutionLog;
 use super::store::Outcome;
-use super::tools::{Call, HostState, Pending, Tools, text_result};
+use super::tools::{Call, HostState, Pending, Request, Tools, error_outcome, text_result};
 use crate::frame::messages::{HostLlm, RpcError, code};
 use crate::mcp::call::{NO_MAIN, NOT_EXPOSED};
 
@@ -150,20 +150,20 @@ impl Tools for DemoTools {
         })
     }
 
-    fn request(&self, method: &str, params: Bytes) -> Pending<Result<Bytes, RpcError>> {
+    fn request(&self, request: Request) -> Pending<Outcome> {
         #[derive(Deserialize)]
         struct Switch {
             enabled: bool,
         }
-        let answer = match serde_json::from_slice::<Switch>(&params) {
-            _ if method != "bridge/hostLlm" || !self.offer.host_llm => Err(RpcError {
-                code: code::METHOD_NOT_FOUND.into(),
-                message: format!("method not found: {method}"),
-            }),
-            Err(error) => Err(RpcError { code: code::INVALID_PARAMS.into(), message: error.to_string() }),
+        let method = &request.method;
+        let answer = match serde_json::from_slice::<Switch>(&request.params) {
+            _ if method != "bridge/hostLlm" || !self.offer.host_llm => {
+                error_outcome(code::METHOD_NOT_FOUND, &format!("method not found: {method}"))
+            }
+            Err(error) => error_outcome(code::INVALID_PARAMS, &error.to_string()),
             Ok(Switch { enabled }) => {
                 self.state.set_host_llm(if enabled { HostLlm::Allow } else { HostLlm::Armed });
-                Ok(format!(r#"{{"enabled":{enabled},"denied":0,"degraded":false}}"#).into())
+                Outcome::Result(format!(r#"{{"enabled":{enabled},"denied":0,"degraded":false}}"#).into())
             }
         };
         Box::pin(std::future::ready(answer))

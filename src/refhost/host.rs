@@ -217,6 +217,7 @@ fn hello(args: &HostArgs, env: &Env) -> Hello {
             cwd: env.cwd.to_string_lossy().into_owned(),
             home: env.home.as_deref().unwrap_or(&env.cwd).to_string_lossy().into_owned(),
         },
+        port: None,
         resume: None,
         in_flight: Vec::new(),
     }

@@ -21,7 +21,7 @@ use tokio_util::codec::FramedRead;
 use tokio_util::sync::CancellationToken;
 
 use super::launch::{Exit, Sidecar};
-use super::shim::{Core, Order, error_text, refuse};
+use super::shim::{AskedCall, Core, Order, error_text, refuse};
 use super::store::Outcome;
 use super::supervise::{Ending, Last, Liveness, Tick};
 use super::tools::{Pending, Report};
@@ -34,6 +34,8 @@ use crate::frame::{Envelope, FrameCodec, FrameError, Shape};
 
 /// While so many bytes wait for the pipe, finished tools and reports wait too.
 const HIGH_WATER: usize = 4 << 20;
+/// Frames handled in one go after the first.
+const FRAMES_PER_TURN: usize = 64;
 /// Frames handled in one go at a tick.
 const FRAMES_PER_TICK: usize = 10_000;
 /// How long a dead process's output is read on, should somebody else hold it open.
@@ -142,6 +144,13 @@ impl Life {
             tokio::select! {
                 frame = self.reader.next(), if !output_ended => {
                     output_ended = self.read(core, port, frame);
+                    // What came with it is taken at once: a turn of this loop costs more than a frame.
+                    for _ in 0..FRAMES_PER_TURN {
+                        match self.reader.next().now_or_never() {
+                            Some(frame) if !output_ended => output_ended = self.read(core, port, frame),
+                            _ => break,
+                        }
+                    }
                     if output_ended && exit.is_none() {
                         self.end_by(LINGER);
                     }
@@ -303,10 +312,11 @@ impl Life {
             return self.out.answer(&id, &Outcome::Error(error_text(&error)));
         };
         let name = object.get("name").and_then(raw::string).unwrap_or_default().into_owned();
-        let arguments = object
-            .get("arguments")
-            .map_or(Bytes::from_static(b"{}"), |arguments| frame.slice_ref(arguments.get().as_bytes()));
-        if let Some(outcome) = core.begin(id.clone(), call_id, name, note, arguments) {
+        let slice = |raw: &RawValue| frame.slice_ref(raw.get().as_bytes());
+        let arguments = object.get("arguments").map_or(Bytes::from_static(b"{}"), slice);
+        let params = params.map_or(Bytes::from_static(b"{}"), slice);
+        let asked = AskedCall { id: id.clone(), call_id, name, note, arguments, params };
+        if let Some(outcome) = core.begin(asked) {
             self.out.answer(&id, &outcome);
         }
     }
@@ -321,9 +331,7 @@ impl Life {
                     request_id: &'a RawValue,
                 }
                 let cancelled: Cancelled<'_> = serde_json::from_slice(params)?;
-                if let Some(call_id) = core.call_of_request(cancelled.request_id.get()) {
-                    core.cancel(&call_id);
-                }
+                core.cancel_request(cancelled.request_id.get());
             }
             "bridge/cancel" => {
                 let params: CallIdParams = serde_json::from_slice(params)?;
@@ -387,7 +395,7 @@ impl Life {
                 });
                 drop(reply.send(notice));
             }
-            (Asked::Request(reply), answer) => drop(reply.send(answer)),
+            (Asked::Request { reply, .. }, answer) => drop(reply.send(answer)),
         }
     }
 
@@ -423,7 +431,16 @@ impl Life {
                 self.out.notify("bridge/closeStream", json(&serde_json::json!({ "callId": call_id })));
             }
             Order::Notify(method, params) => self.out.notify(&method, params),
-            Order::Request(method, params, reply) => self.out.ask(&method, params, Asked::Request(reply)),
+            Order::Request { tag, method, params, reply } => {
+                self.out.ask(&method, params, Asked::Request { tag, reply });
+            }
+            Order::CancelRequest { tag, reason } => {
+                if let Some(id) = self.out.forget_request(tag) {
+                    let reason = raw::quote(&reason);
+                    let params = format!(r#"{{"requestId":{id},"reason":{reason}}}"#);
+                    self.out.notify("notifications/cancelled", params.into());
+                }
+            }
         }
     }
 
@@ -487,7 +504,7 @@ impl Life {
 
     fn report(&mut self, report: Report) {
         if self.greeted {
-            self.out.notify(report.method, report.params);
+            self.out.notify(&report.method, report.params);
         }
     }
 

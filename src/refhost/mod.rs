@@ -3,8 +3,10 @@
 //! [`shim`] starts a sidecar, serves it and starts the next when it dies; it works for any host
 //! that implements [`tools::Tools`]. [`demo_tools`] are the tools of the reference host, [`host`]
 //! is its process (`a2mcp reference-host`), [`demo`] is `a2mcp demo`, which runs one in a temporary
-//! agent directory. Shares no state with the sidecar: the two know each other by frames only.
+//! agent directory, [`announce`] says that it serves. `a2mcp wrap` uses the same shim ([`crate::wrap`]).
+//! Shares no state with the sidecar: the two know each other by frames only.
 
+pub mod announce;
 mod bash;
 mod canned;
 pub mod demo;
@@ -21,5 +23,5 @@ pub mod tools;
 mod wire;
 
 /// The signals that ask a host, or a demo, to end.
-const END_SIGNALS: [i32; 3] =
+pub(crate) const END_SIGNALS: [i32; 3] =
     [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM, signal_hook::consts::SIGHUP];

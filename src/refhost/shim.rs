@@ -5,6 +5,7 @@
 //! sidecar's life within it). Others hold a [`ShimHandle`]. Tools run as tasks of the same thread; when
 //! the pipe is full their results wait, and reading goes on.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::rc::Rc;
 use std::time::{Duration, Instant, SystemTime};
@@ -19,7 +20,7 @@ use super::launch::Launch;
 use super::life::{self, Life};
 use super::store::{CallStore, NewCall, Outcome};
 use super::supervise::{Ending, Next, PING_EVERY, RestartPolicy};
-use super::tools::{Call, HostState, Report, Reporter, Tools, text_result};
+use super::tools::{Call, HostState, Report, Reporter, Request, Tools, text_result};
 use crate::frame::MAX_FRAME;
 use crate::frame::messages::{Hello, HelloResult, Notice, RpcError, code};
 
@@ -83,20 +84,43 @@ pub enum Order {
     CloseStream(String),
     /// A notification, e.g. `notifications/tools/list_changed`, with the text of its parameters.
     Notify(String, Bytes),
-    /// A request to a caller, with the text of its parameters.
-    Request(String, Bytes, oneshot::Sender<Result<Bytes, RpcError>>),
+    /// A request to a caller.
+    Request {
+        /// Names it in [`Order::CancelRequest`]; unique among those unanswered.
+        tag: u64,
+        /// The method.
+        method: String,
+        /// The text of its parameters.
+        params: Bytes,
+        /// The answer; dropped when the sidecar ends first.
+        reply: oneshot::Sender<Result<Bytes, RpcError>>,
+    },
+    /// The answer to a request to a caller is not wanted any more.
+    CancelRequest {
+        /// Which one.
+        tag: u64,
+        /// Why, for the caller.
+        reason: String,
+    },
 }
 
 /// Gives orders to a shim.
 #[derive(Debug, Clone)]
 pub struct ShimHandle {
     orders: mpsc::Sender<Order>,
+    reports: mpsc::Sender<Report>,
 }
 
 impl ShimHandle {
     /// Queues an order; `false` when the shim has ended.
     pub async fn order(&self, order: Order) -> bool {
         self.orders.send(order).await.is_ok()
+    }
+
+    /// A notification that may be lost, in order with the results that come after it; `false` when
+    /// there is no room for it now.
+    pub fn report(&self, method: Cow<'static, str>, params: Bytes) -> bool {
+        !matches!(self.reports.try_send(Report { method, params }), Err(mpsc::error::TrySendError::Full(_)))
     }
 }
 
@@ -123,6 +147,18 @@ pub(super) struct Core {
     report_to: mpsc::Sender<Report>,
     origins: HashMap<Id, Origin>,
     running: HashMap<String, Running>,
+    /// Requests of the current sidecar that are no calls, by their id's text.
+    requests: HashMap<Bytes, CancellationToken>,
+}
+
+/// A `tools/call` of the sidecar.
+pub(super) struct AskedCall {
+    pub(super) id: Bytes,
+    pub(super) call_id: String,
+    pub(super) name: String,
+    pub(super) note: Option<Box<RawValue>>,
+    pub(super) arguments: Bytes,
+    pub(super) params: Bytes,
 }
 
 /// The request a task works for.
@@ -153,6 +189,7 @@ impl<L: Launch> Shim<L> {
     ) -> (Self, ShimHandle) {
         let (orders_to, orders) = mpsc::channel(ORDER_QUEUE);
         let (report_to, reports) = mpsc::channel(REPORT_QUEUE);
+        let handle = ShimHandle { orders: orders_to, reports: report_to.clone() };
         let core = Core {
             config,
             observer,
@@ -165,9 +202,10 @@ impl<L: Launch> Shim<L> {
             report_to,
             origins: HashMap::new(),
             running: HashMap::new(),
+            requests: HashMap::new(),
         };
         let shim = Self { core, launch, policy: RestartPolicy::default(), orders, port: None, restarts: 0 };
-        (shim, ShimHandle { orders: orders_to })
+        (shim, handle)
     }
 
     /// Runs until it is stopped or no sidecar can be had. Needs a `LocalSet`. Afterwards every
@@ -181,6 +219,7 @@ impl<L: Launch> Shim<L> {
     async fn supervise(&mut self) -> ShimEnd {
         loop {
             self.core.generation += 1;
+            self.core.drop_requests();
             let ending = match self.launch.launch() {
                 Ok(sidecar) => {
                     tracing::debug!(generation = self.core.generation, "sidecar started");
@@ -242,7 +281,7 @@ pub(super) fn refuse(order: Order) {
     let reason = "the sidecar does not serve at the moment; try again in a second";
     match order {
         Order::Command(_, reply) => drop(reply.send(Err(reason.to_owned()))),
-        Order::Request(_, _, reply) => {
+        Order::Request { reply, .. } => {
             let error = RpcError { code: code::FAILED.into(), message: reason.to_owned() };
             drop(reply.send(Err(error)));
         }
@@ -252,14 +291,8 @@ pub(super) fn refuse(order: Order) {
 
 impl Core {
     /// Runs the tool of a new call as a task. `Some` is the outcome when it is not run at all.
-    pub(super) fn begin(
-        &mut self,
-        id: Bytes,
-        call_id: String,
-        name: String,
-        note: Option<Box<RawValue>>,
-        arguments: Bytes,
-    ) -> Option<Outcome> {
+    pub(super) fn begin(&mut self, asked: AskedCall) -> Option<Outcome> {
+        let AskedCall { id, call_id, name, note, arguments, params } = asked;
         if self.running.len() >= MAX_RUNNING {
             return Some(text_result("too many calls at once", true));
         }
@@ -276,7 +309,14 @@ impl Core {
         }
         let cancelled = CancellationToken::new();
         let reporter = Reporter::new(&call_id, &name, self.report_to.clone(), self.state.clone());
-        let call = Call { call_id: call_id.clone(), name, arguments, cancelled: cancelled.clone(), reporter };
+        let call = Call {
+            call_id: call_id.clone(),
+            name,
+            arguments,
+            params,
+            cancelled: cancelled.clone(),
+            reporter,
+        };
         let task = self.tasks.spawn_local(self.tools.call(call));
         let generation = self.generation;
         let origin = Origin { generation, id: id.clone(), call_id: Some(call_id.clone()) };
@@ -287,16 +327,20 @@ impl Core {
 
     /// Answers a request of the sidecar as a task.
     pub(super) fn answer_later(&mut self, id: Bytes, method: &str, params: Bytes) {
-        let answer = match method {
-            "tools/list" => self.tools.list(),
-            _ => self.tools.request(method, params),
+        let task = if method == "tools/list" {
+            let list = self.tools.list();
+            self.tasks.spawn_local(async move {
+                match list.await {
+                    Ok(result) => Outcome::Result(result),
+                    Err(error) => Outcome::Error(error_text(&error)),
+                }
+            })
+        } else {
+            let cancelled = CancellationToken::new();
+            self.requests.insert(id.clone(), cancelled.clone());
+            let request = Request { method: method.to_owned(), params, cancelled };
+            self.tasks.spawn_local(self.tools.request(request))
         };
-        let task = self.tasks.spawn_local(async move {
-            match answer.await {
-                Ok(result) => Outcome::Result(result),
-                Err(error) => Outcome::Error(error_text(&error)),
-            }
-        });
         self.origins.insert(task.id(), Origin { generation: self.generation, id, call_id: None });
     }
 
@@ -312,10 +356,22 @@ impl Core {
         }
     }
 
-    /// The call that runs for a request of the current sidecar.
-    pub(super) fn call_of_request(&self, id: &str) -> Option<String> {
+    /// Aborts what runs for a request of the current sidecar, a call or not.
+    pub(super) fn cancel_request(&mut self, id: &str) {
         let is_it = |running: &Running| running.generation == self.generation && running.id == id.as_bytes();
-        self.running.iter().find(|(_, running)| is_it(running)).map(|(call_id, _)| call_id.clone())
+        if let Some(cancelled) = self.requests.get(id.as_bytes()) {
+            cancelled.cancel();
+        } else if let Some((call_id, _)) = self.running.iter().find(|(_, running)| is_it(running)) {
+            let call_id = call_id.clone();
+            self.cancel(&call_id);
+        }
+    }
+
+    /// A sidecar has ended: nobody waits for its requests, while its calls go on.
+    fn drop_requests(&mut self) {
+        for (_, cancelled) in self.requests.drain() {
+            cancelled.cancel();
+        }
     }
 
     /// Books the end of a task and says whose outcome it is.
@@ -331,6 +387,8 @@ impl Core {
         if let Some(call_id) = &origin.call_id {
             self.running.remove(call_id);
             self.store.finish(call_id, outcome.clone(), Instant::now());
+        } else if origin.generation == self.generation {
+            self.requests.remove(&origin.id);
         }
         Some((origin, outcome))
     }

@@ -1,6 +1,7 @@
 //! What a host offers, as the generic shim sees it: [`Tools`], the [`Call`] a tool is given, and
 //! how it reports while it runs. Results and arguments are JSON text; nothing here parses them.
 
+use std::borrow::Cow;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -13,7 +14,7 @@ use tokio::sync::{Notify, mpsc};
 use tokio_util::sync::CancellationToken;
 
 use super::store::Outcome;
-use crate::frame::messages::{Approval, HostLlm, RpcError, State, code};
+use crate::frame::messages::{Approval, HostLlm, RpcError, Server, State, code};
 use crate::frame::raw;
 
 /// A future of this thread.
@@ -29,10 +30,11 @@ pub trait Tools: 'static {
     /// it should end soon after [`Call::cancelled`].
     fn call(&self, call: Call) -> Pending<Outcome>;
 
-    /// Any other request of the sidecar: `resources/*`, `prompts/*`, `bridge/hostLlm`, …
-    fn request(&self, method: &str, _params: Bytes) -> Pending<Result<Bytes, RpcError>> {
-        let message = format!("method not found: {method}");
-        Box::pin(async move { Err(RpcError { code: code::METHOD_NOT_FOUND.into(), message }) })
+    /// Any other request of the sidecar: `resources/*`, `prompts/*`, `bridge/hostLlm`, … As with calls,
+    /// the future should end soon after [`Request::cancelled`].
+    fn request(&self, request: Request) -> Pending<Outcome> {
+        let outcome = error_outcome(code::METHOD_NOT_FOUND, &format!("method not found: {}", request.method));
+        Box::pin(std::future::ready(outcome))
     }
 
     /// Any other notification of the sidecar.
@@ -48,16 +50,29 @@ pub struct Call {
     pub name: String,
     /// The text of the arguments, of any shape.
     pub arguments: Bytes,
+    /// The text of all parameters, the arguments and `_meta` among them.
+    pub params: Bytes,
     /// Fires when the caller, or the operator, gave the call up.
     pub cancelled: CancellationToken,
     /// Says how it goes.
     pub reporter: Reporter,
 }
 
+/// One request that is no call.
+#[derive(Debug)]
+pub struct Request {
+    /// The method.
+    pub method: String,
+    /// The text of its parameters; empty when there are none.
+    pub params: Bytes,
+    /// Fires when nobody waits for the answer any more.
+    pub cancelled: CancellationToken,
+}
+
 /// A notification on its way to the sidecar.
 #[derive(Debug)]
 pub(super) struct Report {
-    pub(super) method: &'static str,
+    pub(super) method: Cow<'static, str>,
     pub(super) params: Bytes,
 }
 
@@ -95,7 +110,7 @@ impl Reporter {
     fn report(&self, method: &'static str, mut params: serde_json::Value) {
         params["_meta"] = serde_json::json!({ "a2mcp/call": { "callId": &*self.call_id } });
         // A full queue means that nobody keeps up: one report less is what lossy means.
-        let _ = self.reports.try_send(Report { method, params: params.to_string().into() });
+        let _ = self.reports.try_send(Report { method: method.into(), params: params.to_string().into() });
     }
 
     /// Shows the call as waiting for an approval until the guard is dropped.
@@ -126,6 +141,7 @@ pub struct HostState {
     main: Cell<bool>,
     host_llm: Cell<Option<HostLlm>>,
     approvals: RefCell<BTreeMap<String, String>>,
+    server: RefCell<Option<Server>>,
     pub(super) changed: Notify,
 }
 
@@ -135,6 +151,7 @@ impl Default for HostState {
             main: Cell::new(true),
             host_llm: Cell::new(None),
             approvals: RefCell::default(),
+            server: RefCell::default(),
             changed: Notify::new(),
         }
     }
@@ -158,6 +175,13 @@ impl HostState {
         self.changed.notify_one();
     }
 
+    /// How the server behind this host fares.
+    pub fn set_server(&self, server: Server) {
+        if self.server.replace(Some(server.clone())) != Some(server) {
+            self.changed.notify_one();
+        }
+    }
+
     pub(super) fn message(&self) -> State {
         let approvals = self.approvals.borrow();
         State {
@@ -168,6 +192,7 @@ impl HostState {
                 .iter()
                 .map(|(call_id, tool)| Approval { call_id: call_id.clone(), tool: tool.clone() })
                 .collect(),
+            server: self.server.borrow().clone(),
         }
     }
 }
@@ -176,6 +201,11 @@ impl HostState {
 pub fn text_result(text: &str, is_error: bool) -> Outcome {
     let text = raw::quote(text);
     Outcome::Result(format!(r#"{{"content":[{{"type":"text","text":{text}}}],"isError":{is_error}}}"#).into())
+}
+
+/// A JSON-RPC error.
+pub fn error_outcome(code: i32, message: &str) -> Outcome {
+    Outcome::Error(format!(r#"{{"code":{code},"message":{}}}"#, raw::quote(message)).into())
 }
 
 /// `bytes` as raw JSON; `null` when they are none, which only a mistake in this crate can cause.

@@ -31,7 +31,7 @@ pub(super) enum Asked {
     Ping,
     Stop,
     Command(oneshot::Sender<Result<Notice, String>>),
-    Request(oneshot::Sender<Result<Bytes, RpcError>>),
+    Request { tag: u64, reply: oneshot::Sender<Result<Bytes, RpcError>> },
 }
 
 impl Outbox {
@@ -60,6 +60,14 @@ impl Outbox {
     /// Who waits for the answer to request `id`; nobody does afterwards.
     pub(super) fn asked(&mut self, id: u64) -> Option<Asked> {
         self.asked.remove(&id)
+    }
+
+    /// The id of the request that was tagged so; its answer is not waited for any more.
+    pub(super) fn forget_request(&mut self, wanted: u64) -> Option<u64> {
+        let is_it = |asked: &Asked| matches!(asked, Asked::Request { tag, .. } if *tag == wanted);
+        let id = self.asked.iter().find_map(|(id, asked)| is_it(asked).then_some(*id))?;
+        self.asked.remove(&id);
+        Some(id)
     }
 
     pub(super) fn notify(&mut self, method: &str, params: Bytes) {

@@ -68,6 +68,10 @@ impl Upstream {
         mut headers: HeaderMap,
         body: Sent,
     ) -> Result<Response<Reply>, UpstreamError> {
+        let progress = match &body {
+            Sent::Upload(upload) => Some(upload.progress.clone()),
+            Sent::Nothing => None,
+        };
         headers.insert(AUTHORIZATION, self.authorization.clone());
         headers.insert(HOST, HeaderValue::from_static("localhost"));
         let mut request =
@@ -80,7 +84,10 @@ impl Upstream {
             };
             match connection.try_send_request(request).await {
                 Ok(reply) => {
-                    let lease = Lease { upstream: self.clone(), connection: Some(connection) };
+                    // Answered before it had the whole body: nobody else waits for the rest of that.
+                    let is_done = progress.is_none_or(|progress| progress.end.get() != UploadEnd::Running);
+                    let connection = is_done.then_some(connection);
+                    let lease = Lease { upstream: self.clone(), connection };
                     return Ok(reply.map(|body| Reply::new(body, lease)));
                 }
                 Err(mut refused) => match refused.take_message() {

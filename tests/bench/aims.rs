@@ -14,7 +14,7 @@ struct Aim {
 }
 
 /// How much worse than its aim a figure may be before the gate closes.
-const TOLERANCE: f64 = 10.0;
+pub(crate) const TOLERANCE: f64 = 10.0;
 
 /// `tools/list` of the original, the in-process predecessor, per second at 1, 8 and 64 connections.
 pub(crate) const ORIGINAL_LIST: [(usize, f64); 3] = [(1, 1_302.0), (8, 1_885.0), (64, 2_076.0)];

@@ -30,7 +30,12 @@ impl Endpoint {
         let path = agent_dir.join("a2mcp.json");
         let config = std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
         let Config { token } = serde_json::from_slice(&config)?;
-        Self { address, token, session: String::new() }.another()
+        Self::with_token(address, &token)
+    }
+
+    /// Opens a session with this token.
+    pub(crate) fn with_token(address: SocketAddr, token: &str) -> Result<Self> {
+        Self { address, token: token.to_owned(), session: String::new() }.another()
     }
 
     /// The header line that shows the token.
@@ -106,7 +111,12 @@ impl Endpoint {
 
     /// The same at an endpoint that answers calls by streams.
     pub(crate) fn streamed_echo(&self) -> Result<Request> {
-        let params = json!({ "name": "echo", "arguments": { "text": format!("bench {COUNTER}") } });
+        self.streamed("echo", json!({ "text": format!("bench {COUNTER}") }))
+    }
+
+    /// Any call at an endpoint that answers calls by streams.
+    pub(crate) fn streamed(&self, name: &str, arguments: Value) -> Result<Request> {
+        let params = json!({ "name": name, "arguments": arguments });
         Ok(Request::streamed(self.request("tools/call", Some(params))?))
     }
 

@@ -5,7 +5,7 @@
 //! how they stand to their aims; files go through `/xfer/` and directly to dufs, where tests/setup has
 //! built one. `--quick` takes about 30 s, `--million` adds a run over a million
 //! calls, `--omp` one in a real omp, `--json` is for machines, `--gate` fails when a figure is ten
-//! times worse than its aim. All load comes from one thread of this process; run it on a quiet
+//! times worse than its aim; `--wrap` measures `a2mcp wrap` instead, next to others of its kind. All load comes from one thread of this process; run it on a quiet
 //! machine with two cores at least.
 
 mod aims;
@@ -17,6 +17,7 @@ mod omp;
 mod process;
 mod report;
 mod server;
+mod wrap;
 
 use std::io::Write as _;
 use std::path::PathBuf;
@@ -43,6 +44,10 @@ struct Options {
     /// Also `read` in a real omp (installed by tests/setup), next to a loop inside that omp.
     #[arg(long)]
     omp: bool,
+    /// Measures `a2mcp wrap` instead, next to other programs that put a stdio server behind HTTP (all
+    /// installed by tests/setup).
+    #[arg(long)]
+    wrap: bool,
     /// One line of JSON on stdout in place of the table.
     #[arg(long)]
     json: bool,
@@ -95,14 +100,28 @@ fn run(options: &Options) -> Result<ExitCode> {
         server::serve_floor(bytes)?;
         return Ok(ExitCode::SUCCESS);
     }
-    let figures = measure(options)?;
-    let misses = aims::misses(&figures);
     let mut out = std::io::stdout().lock();
-    if options.json {
-        writeln!(out, "{}", report::json(&figures, &misses))?;
+    let misses = if options.wrap {
+        warn_when_busy();
+        let pace = Pace::of(options);
+        let found = wrap::measure(&options.binary, &pace, &mut load::FIRST_ID.clone())?;
+        let misses = found.misses(aims::TOLERANCE);
+        if options.json {
+            writeln!(out, "{}", found.json(&misses))?;
+        } else {
+            write!(out, "{}", found.table())?;
+        }
+        misses
     } else {
-        write!(out, "{}", report::table(&figures))?;
-    }
+        let figures = measure(options)?;
+        let misses = aims::misses(&figures);
+        if options.json {
+            writeln!(out, "{}", report::json(&figures, &misses))?;
+        } else {
+            write!(out, "{}", report::table(&figures))?;
+        }
+        misses
+    };
     if !options.gate {
         return Ok(ExitCode::SUCCESS);
     }
@@ -118,10 +137,7 @@ fn run(options: &Options) -> Result<ExitCode> {
 
 fn measure(options: &Options) -> Result<Figures> {
     let pace = Pace::of(options);
-    let load_average = process::load_average();
-    if load_average > 0.5 {
-        eprintln!("bench: the load average is {load_average:.2}; the figures are those of a busy machine");
-    }
+    let load_average = warn_when_busy();
     let catalogue = catalogue::write()?;
 
     let mut starts = Vec::new();
@@ -192,6 +208,15 @@ fn measure(options: &Options) -> Result<Figures> {
         files,
         omp,
     })
+}
+
+/// The load average, which is said when it is high.
+fn warn_when_busy() -> f64 {
+    let load_average = process::load_average();
+    if load_average > 0.5 {
+        eprintln!("bench: the load average is {load_average:.2}; the figures are those of a busy machine");
+    }
+    load_average
 }
 
 /// What one of 1,000 idle server streams costs in resident memory, in KiB.

@@ -100,7 +100,7 @@ impl Bridge {
     }
 }
 
-fn address_of(url: &str) -> Result<SocketAddr> {
+pub(crate) fn address_of(url: &str) -> Result<SocketAddr> {
     let authority = url.strip_prefix("http://").and_then(|rest| rest.split('/').next());
     authority.and_then(|authority| authority.parse().ok()).with_context(|| format!("no address in {url}"))
 }
@@ -180,7 +180,7 @@ async fn answer(request: HttpRequest<Incoming>, body: Bytes) -> Result<Response<
 }
 
 /// The first line a child prints; the rest is read and dropped, so that it never blocks.
-fn first_line(child: &mut Child) -> Result<String> {
+pub(crate) fn first_line(child: &mut Child) -> Result<String> {
     let stdout = child.stdout.take().context("the child has no stdout")?;
     let (send, receive) = mpsc::channel();
     std::thread::spawn(move || {

@@ -7,9 +7,10 @@
 //! (getting dufs and cloudflared), `schema` (the fixtures of `ipc-schema/`),
 //! `shim` (the Rust shim against a scripted sidecar), `kills` and `kill_loop` (the sidecar dies at the
 //! worst moments: one execution, one result), `streams`, `progress`, `cancel`, `relay`, `replay` and
-//! `proxies` (what crosses on streams, and coming back), `cloudflared` (the stand-in against
-//! what was observed), `tunnel` and `tunnel_life` (the operator's tunnel through it), `refhost` (the reference host and `a2mcp demo` as
-//! processes).
+//! `proxies` (what crosses on streams, and coming back), `cloudflared` (the stand-in against what was
+//! observed), `tunnel` and `tunnel_life` (the operator's tunnel through it), `refhost` (the reference
+//! host and `a2mcp demo` as processes), `wrap` and `wrap_ends` (a stdio server behind the endpoint; who
+//! dies with whom).
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -47,3 +48,5 @@ mod streams;
 mod tunnel;
 mod tunnel_life;
 mod upgrade;
+mod wrap;
+mod wrap_ends;

@@ -34,6 +34,12 @@ fn the_stable_suite_passes_when_replies_are_json() {
 /// 30 of 30 scored scenarios of the requirement set for 2025-11-25, and none of the others failed.
 fn frozen_requirements(stream_after_ms: u64) {
     let summary = run("conformance-a", &["--requirements", "2025-11-25"], stream_after_ms);
+    assert_scored(&summary);
+    assert_eq!(summary.failed(), 0, "{}", summary.text);
+}
+
+/// Every scored scenario checked something.
+pub(crate) fn assert_scored(summary: &Summary) {
     let file = installed("conformance-a/node_modules/@modelcontextprotocol/conformance/requirements")
         .join("2025-11-25.yaml");
     let requirements = std::fs::read_to_string(file).unwrap();
@@ -43,7 +49,6 @@ fn frozen_requirements(stream_after_ms: u64) {
     for scenario in scored {
         assert!(summary.checks(scenario) > 0, "{scenario} checked nothing: {}", summary.text);
     }
-    assert_eq!(summary.failed(), 0, "{}", summary.text);
 }
 
 /// Not one failed check in any scenario.
@@ -59,7 +64,15 @@ fn every_scenario(stream_after_ms: u64) {
 fn run(part: &str, arguments: &[&str], stream_after_ms: u64) -> Summary {
     let config = format!(r#"{{"streamAfterMs":{stream_after_ms}}}"#);
     let host: Host = fixtures::setup().config(&config).start();
-    let port = proxy::start(host.port, &host.token);
+    let (status, summary) = suite(part, arguments, host.port, &host.token);
+    host.assert_only_frames();
+    assert_eq!(status, Some(0), "{}", summary.text);
+    summary
+}
+
+/// Runs the suite against an endpoint; its exit code and what it found.
+pub(crate) fn suite(part: &str, arguments: &[&str], port: u16, token: &str) -> (Option<i32>, Summary) {
+    let port = proxy::start(port, token);
     let results = tempfile::tempdir().unwrap();
     let log = results.path().join("output");
     let output = std::fs::File::create(&log).unwrap();
@@ -74,16 +87,14 @@ fn run(part: &str, arguments: &[&str], stream_after_ms: u64) -> Summary {
         .spawn()
         .unwrap();
     let status = within(LIMIT, "the suite's end", || suite.try_wait().unwrap());
-    host.assert_only_frames();
     let text = std::fs::read_to_string(log).unwrap();
-    assert_eq!(status.code(), Some(0), "{text}");
-    Summary::read(text)
+    (status.code(), Summary::read(text))
 }
 
 /// What the suite says at its end: each scenario with its checks, passed and failed.
-struct Summary {
-    scenarios: Vec<(String, u32, u32)>,
-    text: String,
+pub(crate) struct Summary {
+    pub(crate) scenarios: Vec<(String, u32, u32)>,
+    pub(crate) text: String,
 }
 
 impl Summary {
@@ -109,7 +120,7 @@ impl Summary {
         self.scenarios.iter().find(|(name, ..)| name == scenario).map_or(0, |(_, passed, _)| *passed)
     }
 
-    fn failed(&self) -> u32 {
+    pub(crate) fn failed(&self) -> u32 {
         self.scenarios.iter().map(|(.., failed)| failed).sum()
     }
 }

@@ -432,6 +432,13 @@ fn one_single_file_can_be_read_and_nothing_else() {
                 assert!(reply.json()["error"].as_str().unwrap().contains("one single file"));
             }
         }
+        // Refused before a byte of it is asked for.
+        let mut waits = Connection::open(shared.host.port);
+        let bearer = format!("Bearer {}", shared.host.token);
+        let headers =
+            [("Authorization", &*bearer), ("Expect", "100-continue"), ("Content-Length", "9999999999")];
+        waits.send("PUT", "/xfer/f", &headers, b"").unwrap();
+        assert_eq!(waits.read_head().unwrap().status, 405);
         assert_eq!(shared.ask("DELETE", "/", &[], b"").status, 403);
         assert_eq!(shared.ask("HEAD", &format!("/{name}?part"), &[], b"").status, 404);
         assert_eq!(

@@ -6,7 +6,8 @@
 //! sidecar dies, the host does not), `host_llm` (the switch on the host's own model requests),
 //! `placeholder` (a host without a model), `operator` (`/a2mcp …`, install), `agents` (sub-agents and second
 //! loads), `clients` (the SDKs, the command line, the printed script), `chain` (omp as the client of
-//! omp), `conformance` (the official suite), `sdks` (what the SDKs make of streams). `omp`, `model`,
+//! omp), `conformance` (the official suite), `sdks` (what the SDKs make of streams), `wrap` (public
+//! stdio servers behind `a2mcp wrap`). `omp`, `model`,
 //! `parts` and `processes` are what they share. `files` (the route), `uploads`, `shares` (who dies with
 //! whom), `transfers` (large, slow, cut) and `webdav` drive the real dufs, both versions, through `share`.
 
@@ -40,3 +41,4 @@ mod streams;
 mod transfers;
 mod uploads;
 mod webdav;
+mod wrap;

@@ -12,7 +12,7 @@ use crate::support::{Host, fixtures, within};
 /// Longer than any SDK's HTTP client waits for a byte (300 s).
 const SILENCE: u64 = 330;
 
-const SDKS: [&str; 5] = ["ts-sdk-v1", "ts-sdk-v2", "py-1", "py-2", "rmcp"];
+pub(crate) const SDKS: [&str; 5] = ["ts-sdk-v1", "ts-sdk-v2", "py-1", "py-2", "rmcp"];
 
 /// How to start the program of one SDK.
 pub(crate) fn sdk(name: &str) -> Command {
@@ -33,10 +33,20 @@ pub(crate) fn sdk(name: &str) -> Command {
 
 /// Runs one scenario to its end, which must be a good one; what the program found.
 fn scenario(host: &Host, name: &str, scenario: &str, parameters: &Value, limit: Duration) -> Value {
+    scenario_at((host.port, &host.token), name, scenario, parameters, limit)
+}
+
+pub(crate) fn scenario_at(
+    (port, token): (u16, &str),
+    name: &str,
+    scenario: &str,
+    parameters: &Value,
+    limit: Duration,
+) -> Value {
     let mut child = sdk(name)
         .args([scenario, &parameters.to_string()])
-        .env("A2MCP_URL", format!("http://127.0.0.1:{}/mcp", host.port))
-        .env("A2MCP_TOKEN", &host.token)
+        .env("A2MCP_URL", format!("http://127.0.0.1:{port}/mcp"))
+        .env("A2MCP_TOKEN", token)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())

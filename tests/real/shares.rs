@@ -200,11 +200,12 @@ fn two_hundred_shares_leave_nothing() {
         shared.share();
         ok(&shared.client.call("xfer_stop", "{}"));
     }
-    let after = (shared.host.descriptors(), processes::descriptors(keeper));
-    assert!(after.0 <= before.0 + 2 && after.1 <= before.1 + 2, "{before:?} {after:?}");
-    for parent in [shared.host.child.id(), keeper] {
-        assert_eq!(processes::zombies_of(parent), Vec::<u32>::new());
-    }
+    // The keeper may be just about to reap the last one.
+    eventually("nothing that is left", || {
+        let after = (shared.host.descriptors(), processes::descriptors(keeper));
+        let mut zombies = [shared.host.child.id(), keeper].into_iter().flat_map(processes::zombies_of);
+        (after.0 <= before.0 + 2 && after.1 <= before.1 + 2 && zombies.next().is_none()).then_some(())
+    });
     assert_eq!(dufs_pid(&shared.host), None);
     assert_eq!(left(shared.host.port), Vec::<String>::new());
     assert!(!listens(shared.result["port"].as_u64().unwrap()));

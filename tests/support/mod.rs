@@ -14,6 +14,7 @@ pub mod http;
 pub mod proxy;
 pub mod reference;
 pub mod sse;
+pub mod wrap;
 
 use std::collections::HashMap;
 use std::io::{BufRead as _, BufReader, Read, Write};

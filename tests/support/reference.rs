@@ -25,8 +25,11 @@ pub struct Program {
 
 impl Program {
     pub fn start(command: &mut Command) -> Self {
-        let mut child =
-            command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        Self::start_with(command, Stdio::null())
+    }
+
+    pub fn start_with(command: &mut Command, stderr: Stdio) -> Self {
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(stderr).spawn().unwrap();
         let stdout = BufReader::new(child.stdout.take().unwrap());
         let (to, lines) = mpsc::channel();
         std::thread::spawn(move || {

@@ -41,7 +41,7 @@ pub(super) const PURPOSE: &str = "xfer";
 const KILL_AFTER: Duration = Duration::from_secs(2);
 /// How long its end is waited for.
 const GONE: Duration = Duration::from_secs(4);
-/// How often the wall clock is looked at while something is shared.
+/// How often at least the wall clock is looked at while something is shared.
 const LOOK: Duration = Duration::from_secs(2);
 /// How long uploads may take to notice that the file server is gone.
 const UPLOADS_END: Duration = Duration::from_secs(1);
@@ -215,7 +215,7 @@ impl Owner {
                     Some(event) => self.hear(event),
                 },
                 () = sleep_until(again_at), if again_at.is_some() => self.start_again().await,
-                () = tokio::time::sleep(LOOK), if share.is_some() => {}
+                () = tokio::time::sleep(look(share.as_deref())), if share.is_some() => {}
             }
             let is_over = |share: &Rc<Share>| share.terms.is_over(now_ms());
             if self.core.shares.current.borrow().as_ref().is_some_and(is_over) {
@@ -435,6 +435,12 @@ fn remove(root: &Path, id: &str, files: impl IntoIterator<Item = path::RoutePath
             place.remove(name);
         }
     }
+}
+
+/// Until the wall clock is to be looked at again.
+fn look(share: Option<&Share>) -> Duration {
+    let left = share.map_or(0, |share| share.terms.expires_ms.saturating_sub(now_ms()));
+    LOOK.min(Duration::from_millis(left))
 }
 
 async fn sleep_until(at: Option<Instant>) {

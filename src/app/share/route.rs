@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use hyper::body::{Body as HttpBody, Frame, Incoming, SizeHint};
 use hyper::header::{
-    ALLOW, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, IF_RANGE,
+    ALLOW, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, EXPECT, HeaderMap, HeaderName, HeaderValue, IF_RANGE,
     LAST_MODIFIED, RANGE,
 };
 use hyper::{Method, Request, Response, StatusCode};
@@ -33,7 +33,8 @@ impl Core {
     /// A request on the file route.
     pub(in crate::app) async fn transfer(self: Rc<Self>, request: Request<Incoming>) -> Response<Body> {
         let Some(share) = self.current_share() else {
-            drain(request.into_body(), UNREAD);
+            let (head, body) = request.into_parts();
+            dismiss(&head.headers, body);
             return words(StatusCode::NOT_FOUND, "nothing is shared");
         };
         let transfer = Transfer::begin(&self);
@@ -41,18 +42,18 @@ impl Core {
         let (wish, path) = match judge(&share, &head.method, &head.uri) {
             Ok(judged) => judged,
             Err(refused) => {
-                drain(body, UNREAD);
+                dismiss(&head.headers, body);
                 return refused;
             }
         };
         if matches!(*share.phase.borrow(), Phase::Down | Phase::Failed(_)) && wish != Wish::Options {
-            drain(body, UNREAD);
+            dismiss(&head.headers, body);
             return gone();
         }
         match wish {
             Wish::Upload => return self.upload(share, path, head.headers, body, transfer).await,
             Wish::Continue => return self.resume_upload(share, path, head.headers, body, transfer).await,
-            _ => drain(body, UNREAD),
+            _ => dismiss(&head.headers, body),
         }
         let query = head.uri.query();
         match wish {
@@ -215,6 +216,14 @@ impl Share {
 /// The file server cannot be asked; the log says why.
 #[derive(Debug)]
 pub(super) struct Broken;
+
+/// Reads and throws away some of a body nobody wants, so that its sender sees the answer. One that waits
+/// to be told to send it is answered without.
+pub(super) fn dismiss(headers: &HeaderMap, body: Incoming) {
+    if !headers.contains_key(EXPECT) {
+        drain(body, UNREAD);
+    }
+}
 
 /// A refusal in words.
 pub(super) fn words(status: StatusCode, text: &str) -> Response<Body> {

@@ -12,12 +12,11 @@ use hyper::header::{CONTENT_LENGTH, CONTENT_RANGE, HeaderMap, HeaderName, Header
 use hyper::{Method, Response, StatusCode};
 use tokio::sync::oneshot;
 
-use super::route::{Broken, gone, misplaced, words};
+use super::route::{Broken, dismiss, gone, misplaced, words};
 use super::tools::aside;
 use super::{Share, Transfer};
 use crate::app::Core;
 use crate::http::Body;
-use crate::http::body::drain;
 use crate::xfer::path::RoutePath;
 use crate::xfer::place::{Place, PlaceError};
 use crate::xfer::rules::{UPDATE_RANGE, UPLOAD_LENGTH};
@@ -25,8 +24,6 @@ use crate::xfer::upstream::{Sent, Upload, UploadEnd};
 
 /// A caller that sends nothing for so long is gone; what it sent is kept.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// What is read and thrown away of the body of an upload that was refused.
-const UNREAD: usize = 1 << 20;
 /// Most cut uploads that are kept; of further ones nothing is.
 const MAX_PARTS: usize = 1024;
 
@@ -71,7 +68,7 @@ impl Core {
         transfer: Transfer,
     ) -> Response<Body> {
         let refuse = |body: Incoming, refused: Response<Body>| {
-            drain(body, UNREAD);
+            dismiss(&headers, body);
             refused
         };
         if headers.contains_key(CONTENT_RANGE) {
@@ -110,7 +107,7 @@ impl Core {
         transfer: Transfer,
     ) -> Response<Body> {
         let refuse = |body: Incoming, status: StatusCode, text: &str| {
-            drain(body, UNREAD);
+            dismiss(&headers, body);
             words(status, text)
         };
         let text = |name: &HeaderName| headers.get(name).and_then(|value| value.to_str().ok()).map(str::trim);
@@ -126,14 +123,14 @@ impl Core {
             return refuse(body, StatusCode::BAD_REQUEST, text);
         };
         let Some(uploading) = Uploading::begin(self, &share, &path) else {
-            drain(body, UNREAD);
+            dismiss(&headers, body);
             return busy();
         };
         let from = match share.size_of_part(&path).await {
             Ok(Some(size)) => size,
             Ok(None) => return refuse(body, StatusCode::NOT_FOUND, NO_PART),
             Err(error) => {
-                drain(body, UNREAD);
+                dismiss(&headers, body);
                 return misplaced(&error);
             }
         };

@@ -1,0 +1,207 @@
+//! `a2mcp wrap`: who dies with whom. The server's death costs its calls, and nobody else anything; the
+//! sidecar's death costs nothing; the host's death leaves nothing (issue 8, P5, P8, C1).
+
+use std::time::{Duration, Instant};
+
+use a2mcp::process::Identity;
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+use crate::refhost::gone;
+use crate::support::caller::{Caller, Way};
+use crate::support::eventually;
+use crate::support::http::Client;
+use crate::support::reference::identity;
+use crate::support::wrap::Wrap;
+
+/// What a dead host may take to leave nothing behind (contract 15).
+const GONE: Duration = Duration::from_secs(3);
+const STREAMS: &str = r#"{"streamAfterMs":0}"#;
+
+fn text(result: &Value) -> &str {
+    result["content"][0]["text"].as_str().unwrap_or_else(|| panic!("no text in {result}"))
+}
+
+/// The server and all it left, wherever that went.
+fn family(wrap: &Wrap) -> Vec<Identity> {
+    let left = wrap.until_noted("grandchildren", 1);
+    let left = left.last().unwrap()["pids"].as_array().unwrap().clone();
+    let mut all: Vec<Identity> = left.iter().map(identity).collect();
+    all.extend([wrap.process(), wrap.guard()]);
+    assert!(all.iter().all(Identity::is_alive));
+    all
+}
+
+#[test]
+fn the_hosts_death_leaves_nothing_of_the_server() {
+    for (signal, args) in [
+        (Signal::KILL, &["--grandchild"][..]),
+        (Signal::KILL, &["--grandchild", "--deaf"]),
+        (Signal::TERM, &["--grandchild"]),
+        (Signal::INT, &["--grandchild"]),
+    ] {
+        let mut wrap = Wrap::start(args);
+        let mut all = family(&wrap);
+        all.push(wrap.sidecar());
+        let mut session = wrap.session();
+        session.start_call("1", "test_simple_text", "{}");
+        assert_eq!(session.read().status, 200);
+        wrap.host().signal(signal);
+        let took = gone(&all);
+        assert!(took < GONE, "{signal:?} {args:?}: {took:?}");
+        let status = wrap.program.end();
+        assert_eq!(status.success(), signal != Signal::KILL, "{signal:?}: {status}");
+    }
+}
+
+/// A call in flight gets its grace; a second signal ends it.
+#[test]
+fn a_polite_end_waits_for_calls_and_a_second_signal_does_not() {
+    let mut wrap = Wrap::start(&[]);
+    let mut session = wrap.session();
+    session.start_call("1", "slow", r#"{"seconds":0.5}"#);
+    wrap.until_noted("call", 1);
+    let host = wrap.host();
+    host.signal(Signal::TERM);
+    let result = session.read().json()["result"].clone();
+    assert_eq!(text(&result), "slept 0.5 s");
+    assert!(wrap.program.end().success());
+    assert_eq!(wrap.noted("end of input").len(), 1, "the server was asked to end");
+
+    let wrap = Wrap::start(&["--deaf"]);
+    let mut session = wrap.session();
+    session.start_call("1", "hang", "{}");
+    wrap.until_noted("call", 1);
+    let all = [wrap.host(), wrap.process(), wrap.guard(), wrap.sidecar()];
+    all[0].signal(Signal::TERM);
+    std::thread::sleep(Duration::from_millis(50));
+    all[0].signal(Signal::TERM);
+    let took = gone(&all);
+    assert!(took < Duration::from_secs(6), "{took:?}");
+    drop(wrap);
+}
+
+#[test]
+fn a_server_that_dies_costs_its_calls_and_nothing_else() {
+    let wrap = Wrap::start(&[]);
+    let mut session = wrap.session();
+    let mut stream = session.listen();
+    let grown = session.call_text("grow", "{}");
+    stream.notification("notifications/tools/list_changed");
+    assert!(session.rpc("tools/list", "{}").to_string().contains(&grown));
+    session.rpc("logging/setLevel", r#"{"level":"warning"}"#);
+    session.rpc("resources/subscribe", r#"{"uri":"test://watched-resource"}"#);
+    let mut waiting = session.again();
+    waiting.start_call("1", "slow", r#"{"seconds":60}"#);
+    wrap.until_noted("call", 2);
+    let result = session.call("die", r#"{"code":7}"#);
+    assert_eq!(result["isError"], true);
+    for result in [result, waiting.read().json()["result"].clone()] {
+        assert!(text(&result).contains("outcome unknown: the server ended (exit code 7)"), "{result}");
+        assert!(!text(&result).contains("dying as asked"), "what it wrote is the operator's: {result}");
+    }
+    // The next one serves the same session and knows what callers want; its list is another.
+    stream.notification("notifications/tools/list_changed");
+    assert!(!session.rpc("tools/list", "{}").to_string().contains(&grown));
+    let said: Value = serde_json::from_str(&session.call_text("level", "{}")).unwrap();
+    assert_eq!(said, json!({"levels": ["warning"], "subscribed": ["test://watched-resource"]}));
+    let has_restarted = |server: &Value| server["restarts"] == 1 && server["state"] == "running";
+    let server = eventually("the status", || Some(wrap.server()).filter(has_restarted));
+    assert_eq!(server["reason"], "exit code 7", "{server}");
+    assert!(wrap.stderr().contains("it wrote last: dying as asked"), "{}", wrap.stderr());
+    assert_eq!(wrap.noted("initialize").len(), 2);
+
+    // However it ends, and whoever of the two is killed.
+    for (round, victim) in ["server", "guard"].into_iter().enumerate() {
+        let guard = wrap.guard();
+        let victim = if victim == "guard" { guard } else { wrap.process() };
+        let before = [wrap.process(), guard];
+        victim.signal(Signal::KILL);
+        gone(&before);
+        wrap.until_noted("initialize", 3 + round);
+        assert_eq!(
+            session.call_text("test_simple_text", "{}"),
+            "This is a simple text response for testing."
+        );
+    }
+    assert_eq!(wrap.host(), identity(&wrap.ready["hostPid"]));
+    assert_eq!(wrap.sidecar(), identity(&wrap.ready["pid"]), "the sidecar noticed nothing");
+}
+
+/// P8.
+#[test]
+fn a_server_that_dies_again_and_again_is_not_started_for_ever() {
+    let dir = tempfile::tempdir().unwrap();
+    let broken = dir.path().join("broken");
+    let wrap = Wrap::start(&["--exit-at-start", "3", "--exit-while", broken.to_str().unwrap()]);
+    let mut session = wrap.session();
+    std::fs::write(&broken, "").unwrap();
+    let begun = Instant::now();
+    session.call("die", "{}");
+    // Who calls meanwhile waits, and is told in the end.
+    let result = session.call("echo", "{}");
+    let reason = text(&result);
+    assert!(reason.contains("does not run") && reason.contains("exit code 3"), "{reason}");
+    assert!(begun.elapsed() > Duration::from_millis(1800), "the pauses grow");
+    let server =
+        eventually("the status", || Some(wrap.server()).filter(|server| server["state"] == "failed"));
+    assert!(server["reason"].as_str().unwrap().contains("exit code 3"), "{server}");
+    assert_eq!(server.get("pid"), None, "{server}");
+    assert_eq!(wrap.noted("start").len(), 5);
+    assert!(wrap.stderr().contains("cannot start: \\u{1b}[31mno database"), "{}", wrap.stderr());
+    // The endpoint itself is well, and so is its list.
+    assert!(session.rpc("tools/list", "{}")["result"]["tools"].as_array().unwrap().len() > 20);
+    assert_eq!(session.rpc("ping", "{}")["result"], json!({}));
+}
+
+/// C1: the sidecar's death, in the worst moment.
+#[test]
+fn a_call_outlives_the_sidecar_and_runs_once() {
+    for way in [Way::JsonNewId, Way::JsonSameId, Way::Stream] {
+        let config = if way == Way::Stream { STREAMS } else { "{}" };
+        let wrap = Wrap::start_with(config, &[], &[]);
+        let mut caller = Caller::new(wrap.port(), &wrap.token(), way);
+        let sidecar = wrap.sidecar();
+        let got = std::thread::scope(|scope| {
+            let calling = scope.spawn(|| caller.call("slow", &json!({"seconds": 0.7})));
+            wrap.until_noted("call", 1);
+            sidecar.signal(Signal::KILL);
+            calling.join().unwrap()
+        });
+        assert_eq!(got.text(), "slept 0.7 s");
+        assert_eq!(wrap.noted("call").len(), 1, "it ran once");
+        assert_eq!(wrap.noted("start").len(), 1, "the server noticed nothing");
+        assert_ne!(wrap.sidecar(), sidecar);
+    }
+}
+
+#[test]
+fn a_restart_of_the_sidecar_keeps_server_session_and_open_question() {
+    let wrap = Wrap::start_with(STREAMS, &[], &[]);
+    let session = Client::declaring(wrap.port(), &wrap.token(), r#"{"elicitation":{}}"#);
+    let mut stream =
+        session.ask_call("1", "test_elicitation", r#"{"message":"still there?"}"#, None).stream();
+    let first = stream.priming();
+    stream.until(|message| message["method"] == "elicitation/create");
+    wrap.sidecar().signal(Signal::KILL);
+    // The next one asks again, on the stream the caller comes back to.
+    let mut stream = eventually("the stream", || {
+        let mut stream = session.resume(&first.id);
+        stream.try_next().ok().flatten().map(|_| stream)
+    });
+    let question = stream.until(|message| message["method"] == "elicitation/create");
+    session.answer(&question["id"], r#""result":{"action":"accept","content":{"response":"yes"}}"#);
+    let result = stream.until(|message| message["id"] == 1)["result"].clone();
+    assert!(text(&result).contains("action=accept"), "{result}");
+    assert_eq!((wrap.noted("start").len(), wrap.noted("call").len()), (1, 1));
+
+    let second = wrap.sidecar();
+    let (code, _, err) = crate::support::cli(&["restart"], Some(wrap.dir.path()), &Default::default());
+    assert_eq!(code, 0, "{err}");
+    eventually("the next sidecar", || (wrap.status()["pid"] != json!(second.pid)).then_some(()));
+    let mut again = session.again();
+    assert_eq!(again.call_text("test_simple_text", "{}"), "This is a simple text response for testing.");
+    let (code, _, err) = crate::support::cli(&["stop"], Some(wrap.dir.path()), &Default::default());
+    assert_eq!(code, 0, "{err}");
+    gone(&[wrap.host(), wrap.process()]);
+}
