@@ -549,16 +549,14 @@ fn uploads_pass_whole_chunked_or_not() {
 
 #[test]
 fn cloudflares_own_limits_can_be_switched_on() {
-    let (port, go, _heads) =
+    let (port, go, heads) =
         slow_origin("HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: 2\r\n\r\n");
     let weather = json!({"sseGetHeld": true, "inFlight": 1, "maxUpload": 10});
     let run = Run::connected(weather, port, &[]);
     let mut held = run.standin.public();
     held.send("GET", "/", &[], b"").unwrap();
-    eventually("one too many", || {
-        let reply = run.standin.public().request("GET", "/", &[], b"");
-        (reply.status == 429).then_some(())
-    });
+    heads.recv_timeout(SOON).unwrap();
+    assert_eq!(run.standin.public().request("GET", "/", &[], b"").status, 429, "one too many");
     held.socket().set_read_timeout(Some(Duration::from_millis(150))).unwrap();
     assert!(held.read_head().is_err(), "a GET's stream is held back");
     held.socket().set_read_timeout(Some(SOON)).unwrap();
