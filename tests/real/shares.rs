@@ -1,5 +1,6 @@
 //! A share's life on the real dufs: who may die, what comes back, what is left behind.
 
+use std::os::unix::fs::FileExt as _;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
@@ -293,4 +294,63 @@ fn the_public_address_follows_the_tunnel() {
     assert!(usage.contains(&format!("https://{name}/xfer/")) && usage.contains("<TOKEN>"), "{usage}");
     assert_eq!(shared.host.cli(&["tunnel", "stop"]).0, 0);
     assert_eq!(shared.status()["publicUrl"], Value::Null);
+}
+
+/// A gigabyte through the public name, and both kinds of a sidecar's end under it: whoever downloads
+/// goes on with a Range at the same name (contract 15).
+#[test]
+fn a_download_and_the_tunnels_name_outlive_ten_restarts() {
+    const PART: usize = 1 << 20;
+    const PARTS: usize = 1024;
+    const ENDS: usize = 10;
+    let standin = Standin::new();
+    let edge = Edge::start(&standin);
+    let setup = || {
+        let path = std::env::var("PATH").unwrap_or_default();
+        let mut setup = Setup::default().env("PATH", &format!("{}:{path}", standin.dir.path().display()));
+        setup.env.extend(edge.env());
+        setup
+    };
+    let mut shared = Shared::with("0.46.0", setup());
+    // Each part begins with its number; the rest takes no disk.
+    let file = std::fs::File::create(shared.root().join("large")).unwrap();
+    file.set_len((PART * PARTS) as u64).unwrap();
+    for part in 0..PARTS {
+        file.write_all_at(&part.to_be_bytes(), (part * PART) as u64).unwrap();
+    }
+    assert_eq!(shared.host.cli(&["tunnel"]).0, 0);
+    let (name, public) = standin.name();
+    let before = shared.status();
+    let dufs = shared.dufs_pid();
+    let bearer = format!("Bearer {}", shared.host.token);
+    let mut part = 0;
+    for end in 0..=ENDS {
+        let mut connection = Connection::open(public);
+        let range = format!("bytes={}-", part * PART);
+        let headers = [("Authorization", bearer.as_str()), ("Range", range.as_str())];
+        connection.send("GET", "/xfer/large", &headers, b"").unwrap();
+        assert_eq!(connection.read_head().unwrap().status, 206, "after {end} ends");
+        while part < PARTS * (end + 1) / (ENDS + 1) {
+            let bytes = connection.read_exactly(PART).unwrap();
+            assert_eq!(bytes[..8], part.to_be_bytes());
+            part += 1;
+        }
+        if end == ENDS {
+            break;
+        }
+        if end % 2 == 0 {
+            kill(&mut shared.host);
+        } else {
+            let restarted = shared.host.cli(&["restart", "--grace", "0"]);
+            assert_eq!(restarted.0, 0, "{restarted:?}");
+            shared.host.wait();
+        }
+        let resume = json!({"resume": {"port": shared.host.port}});
+        let config = with_token(&shared.host, &crate::share::dufs("0.46.0"));
+        shared.host = setup().config(&config).in_dir_of(&shared.host).hello(resume).start();
+        shared.client = shared.host.client();
+    }
+    assert_eq!(part, PARTS);
+    assert_eq!((standin.name(), standin.starts().len()), ((name, public), 1), "the same tunnel all the time");
+    assert_eq!((shared.status(), shared.dufs_pid()), (before, dufs), "and the same share");
 }
