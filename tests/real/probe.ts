@@ -194,7 +194,9 @@ const firstFetch = globalThis.fetch;
 /** Whatever a deny changes, as it is now. */
 function hostState(session: any): unknown {
 	const { modelRegistry, settings, agent } = session;
-	const rows = modelRegistry.getAll().map((row: any) => `${row.provider}/${row.id} ${row.api} ${row.baseUrl}`);
+	// The placeholder goes by itself, some time after the start.
+	const kept = modelRegistry.getAll().filter((row: any) => row.provider !== "a2mcp");
+	const rows = kept.map((row: any) => `${row.provider}/${row.id} ${row.api} ${row.baseUrl}`);
 	const paths = [
 		"bash.autoBackground.enabled",
 		"retry.enabled",

@@ -104,9 +104,10 @@ fn check_sdk(public: &Public, sdk: &str, bridge: (u16, &str)) {
     let found = scenario_at(bridge, sdk, "progress", &json!({"call": short}), LIMIT);
     let steps: Vec<f64> =
         found["progress"].as_array().unwrap().iter().filter_map(|step| step["progress"].as_f64()).collect();
-    // A step that arrives together with the result may find its handler gone already: some SDKs handle
-    // notifications later than answers.
-    assert!(steps == [1.0, 2.0, 3.0] || steps == [1.0, 2.0], "{sdk}: {found}");
+    // On a busy machine a step takes the place of one that was not read yet, and one that comes together
+    // with the result may find its handler gone: some SDKs handle notifications later than answers.
+    let are_known = steps.iter().all(|step| [1.0, 2.0, 3.0].contains(step));
+    assert!(!steps.is_empty() && are_known && steps.is_sorted(), "{sdk}: {found}");
     assert_eq!(found["results"][0]["isError"], false, "{sdk}: {found}");
     let found = scenario_at(bridge, sdk, "cancel", &json!({"call": endless}), LIMIT);
     assert_eq!(found["ping"], true, "{sdk}: {found}");
@@ -210,7 +211,7 @@ fn a_python_fastmcp_server() {
                 (call("add", json!({"a": "x"})), true, "validation error"),
                 (call("fail", json!({"reason": "as told"})), true, "as told"),
             ],
-            progress: Some([count(3, 0.01), count(600, 0.1)]),
+            progress: Some([count(3, 0.3), count(600, 0.1)]),
         },
     );
 }
