@@ -38,7 +38,7 @@ pub async fn perform(core: Rc<Core>, request: Request) -> Reply {
             Ok(status) => Reply::Ok(status),
             Err(error) => Reply::Error(error.to_string()),
         },
-        Request::Rotate => match rotate(&core.dir, Some(&core), control::find().await).await {
+        Request::Rotate => match rotate(&core.dir, Some(&core), control::find()).await {
             Ok(rotated) => match serde_json::to_value(rotated) {
                 Ok(rotated) => Reply::Ok(rotated),
                 Err(error) => Reply::Error(error.to_string()),
@@ -117,7 +117,7 @@ pub async fn host_command(core: &Rc<Core>, argv: &[String]) -> Notice {
         [] | ["status"] => return info(status::render(&core.status().await)),
         ["token"] => return info(format!("the token of {} is {}", core.url(), core.token().expose())),
         ["rotate"] => {
-            return match rotate(&core.dir, Some(core), control::find().await).await {
+            return match rotate(&core.dir, Some(core), control::find()).await {
                 Ok(rotated) => rotated.notice(),
                 Err(error) => Notice { text: with_causes(&error), level: Level::Error },
             };
@@ -171,15 +171,16 @@ impl Rotated {
 }
 
 /// Replaces the token of an agent directory and tells every running sidecar of it; `own` is the
-/// sidecar this runs in, `found` what [`control::find`] found. Whoever did not take it is named: by its control socket, or by the state it
-/// has in the directory.
+/// sidecar this runs in, where it acts at once; `find` is [`control::find`], which a hung sidecar may
+/// hold up. Whoever did not take it is named: by its control socket, or by the state it has in the
+/// directory.
 ///
 /// # Errors
 /// When the config cannot be read or written; nothing has changed then.
 pub async fn rotate(
     dir: &AgentDir,
     own: Option<&Rc<Core>>,
-    found: io::Result<Vec<Found>>,
+    find: impl Future<Output = io::Result<Vec<Found>>>,
 ) -> Result<Rotated, ConfigError> {
     let token = aside(dir, store::rotate).await?;
     let mut rotated = Rotated { token: token.expose().to_owned(), told: 0, silent: Vec::new() };
@@ -192,7 +193,7 @@ pub async fn rotate(
         rotated.told += 1;
     }
     let root = dir.root().display().to_string();
-    let found = found.unwrap_or_else(|error| {
+    let found = find.await.unwrap_or_else(|error| {
         rotated.silent.push(format!("whatever runs (cannot look for sidecars: {error})"));
         Vec::new()
     });

@@ -264,7 +264,7 @@ async fn rotate(target: &Target, env: &Env) -> Result<u8, String> {
             }
         },
         None => {
-            let rotated = match app::rotate(&dir, None, found).await {
+            let rotated = match app::rotate(&dir, None, std::future::ready(found)).await {
                 Ok(rotated) => rotated,
                 Err(error) => return Ok(refused(&error)),
             };

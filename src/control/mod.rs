@@ -29,6 +29,9 @@ const MAX_LINE: u64 = 4 << 20;
 const IDLE: Duration = Duration::from_secs(60);
 /// How long [`ask`] waits for an answer, unless the verb itself takes longer.
 const ANSWER: Duration = Duration::from_secs(10);
+/// How long [`find`] waits for a status. Shorter: a sidecar may have to look for all others before it
+/// answers whoever asked it.
+const STATUS_ANSWER: Duration = Duration::from_secs(4);
 
 /// What an operator may ask a sidecar.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -189,7 +192,11 @@ pub async fn ask(socket: &Path, request: &Request) -> io::Result<Reply> {
         Request::Restart { grace_ms } | Request::Stop { grace_ms } => Duration::from_millis(*grace_ms),
         _ => Duration::ZERO,
     };
-    timeout(ANSWER + grace, async {
+    ask_within(ANSWER + grace, socket, request).await
+}
+
+async fn ask_within(limit: Duration, socket: &Path, request: &Request) -> io::Result<Reply> {
+    timeout(limit, async {
         let mut stream = BufReader::new(Stream::connect(socket.to_fs_name::<GenericFilePath>()?).await?);
         let mut text = serde_json::to_vec(request)?;
         text.push(b'\n');
@@ -239,10 +246,10 @@ pub async fn find() -> io::Result<Vec<Found>> {
 
 /// Asks the sidecar behind one socket; `None` when there is none any more.
 async fn meet(socket: PathBuf) -> Option<Found> {
-    let mut answer = ask(&socket, &Request::Status).await;
+    let mut answer = ask_within(STATUS_ANSWER, &socket, &Request::Status).await;
     if answer.as_ref().is_err_and(has_hung_up) {
         // It was just ending: then it is gone now, or the next one is there.
-        answer = ask(&socket, &Request::Status).await;
+        answer = ask_within(STATUS_ANSWER, &socket, &Request::Status).await;
     }
     let status = match answer {
         Ok(Reply::Ok(value)) => serde_json::from_value(value).map_err(io::Error::other),

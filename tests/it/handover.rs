@@ -85,19 +85,21 @@ fn ten_planned_restarts_cost_no_request_of_clients_that_keep_their_connections()
                     let (mut connection, mut slowest) = (None, Duration::ZERO);
                     while !stop.load(Ordering::SeqCst) {
                         let begun = Instant::now();
+                        // Since before it was opened, or asked something the last time: a busy machine
+                        // may hold this thread up at any point.
                         let (mut open, idle_since) =
-                            connection.take().unwrap_or_else(|| (Connection::open(port), Instant::now()));
+                            connection.take().unwrap_or_else(|| (Connection::open(port), begun));
                         let sent = open.send("POST", "/", &headers, PING);
                         let was_idle = idle_since.elapsed();
                         let reply = match sent.and_then(|()| open.read()) {
                             Ok(reply) => reply,
                             // This thread was held up: its request came after an idle connection's time.
                             Err(_) if was_idle > Duration::from_millis(200) => continue,
-                            Err(error) => panic!("a request {was_idle:?} after the last reply: {error}"),
+                            Err(error) => panic!("a request {was_idle:?} after the last one: {error}"),
                         };
                         assert_eq!(reply.status, 200, "{}", reply.text());
                         if reply.header("connection") != Some("close") {
-                            connection = Some((open, Instant::now()));
+                            connection = Some((open, begun));
                         }
                         answered.fetch_add(1, Ordering::SeqCst);
                         slowest = slowest.max(begun.elapsed());
