@@ -5,6 +5,7 @@
 use std::io;
 use std::os::fd::{BorrowedFd, FromRawFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use rustix::process::{Pid, PidfdFlags, Signal};
 
@@ -291,14 +292,24 @@ pub fn become_companion() -> io::Result<OwnedFd> {
     Ok(connection)
 }
 
-/// The binary this process was started from, as it is on disk now (it may have been replaced).
+/// The path this process was started from: what whoever starts the next one starts, whatever is there
+/// by then. Looked at once, at the start: later the system names wherever the old file was moved.
 pub fn own_binary() -> PathBuf {
-    let path = std::env::current_exe().unwrap_or_else(|_| PathBuf::from("a2mcp"));
-    // Linux marks a replaced binary in the name of the old one.
-    match path.to_str().and_then(|path| path.strip_suffix(" (deleted)")) {
-        Some(replaced) => PathBuf::from(replaced),
-        None => path,
-    }
+    static PATH: OnceLock<PathBuf> = OnceLock::new();
+    PATH.get_or_init(|| {
+        // As it was called: links on the way there are followed anew each time.
+        let called = std::env::args_os().next().map(PathBuf::from);
+        if let Some(path) = called.filter(|path| path.is_absolute() && path.is_file()) {
+            return path;
+        }
+        let path = std::env::current_exe().unwrap_or_else(|_| PathBuf::from("a2mcp"));
+        // Linux marks a replaced binary in the name of the old one.
+        match path.to_str().and_then(|path| path.strip_suffix(" (deleted)")) {
+            Some(replaced) => PathBuf::from(replaced),
+            None => path,
+        }
+    })
+    .clone()
 }
 
 /// Runs a program to its end, bounded; its stderr when it fails.

@@ -52,6 +52,9 @@ pub struct State {
     /// Whether a tunnel is open. Only a later sidecar of the same host makes something of it.
     #[serde(default)]
     pub tunnel: bool,
+    /// Whether the operator has paused it; as with the tunnel.
+    #[serde(default)]
+    pub paused: bool,
     /// The live sessions.
     pub sessions: Vec<Session>,
 }
@@ -79,6 +82,7 @@ impl State {
             address: Some(address),
             share: None,
             tunnel: false,
+            paused: false,
             sessions,
         }
     }

@@ -244,7 +244,7 @@ async fn serve(
     }
     let mut sessions = Sessions::unsaved();
     let host = host_identity(&hello);
-    let (mut shared, mut had_tunnel) = (None, false);
+    let (mut shared, mut had_tunnel, mut was_paused) = (None, false, false);
     match state::read(&dir.state_file(port)) {
         Ok(Some(state)) => {
             let is_same_host = state.host == host && state.instance == hello.instance;
@@ -253,6 +253,7 @@ async fn serve(
             }
             shared = state.share.map(|terms| (terms, is_same_host));
             had_tunnel = state.tunnel && is_same_host;
+            was_paused = state.paused && is_same_host;
         }
         Ok(None) => {}
         Err(error) => warnings.push(format!("earlier sessions are lost: {}", with_causes(&error))),
@@ -278,6 +279,7 @@ async fn serve(
     });
     core.keep_share(shared);
     let tunnels = core.keeping.follow(tunnel::PURPOSE);
+    core.paused.set(was_paused);
     // At once, not at the first session: it says that this port's holder lives (contract 13).
     core.write_state();
     core.inherit_calls();

@@ -381,6 +381,7 @@ impl Core {
             state.keeper = keeper;
             state.share = self.share_terms();
             state.tunnel = self.tunnel.is_open();
+            state.paused = self.paused.get();
             let file = self.dir.state_file(self.address.port());
             if let Err(error) = state::write(&file, &state) {
                 tracing::warn!(%error, file = %file.display(), "sessions cannot be saved: they will not survive a restart");

@@ -82,6 +82,9 @@ pub async fn perform(core: Rc<Core>, request: Request) -> Reply {
         }
         Request::Pause => core.pause(true).await,
         Request::Resume => core.pause(false).await,
+        Request::Tunnel if core.phase.get() == Phase::Stopping => {
+            Reply::Error("the bridge is stopping; no tunnel is opened".into())
+        }
         Request::Tunnel => match core.open_tunnel().await {
             Ok(()) => core.tunnel_reply(),
             Err(why) => Reply::Error(why),
@@ -312,6 +315,9 @@ impl Core {
 
     async fn pause(&self, paused: bool) -> Reply {
         self.paused.set(paused);
+        // The next sidecar of this host goes on with it.
+        self.sessions.borrow_mut().save_again();
+        self.save().await;
         let action = if paused { "pause" } else { "resume" };
         self.audit_operator(&format!(r#"{{"action":"{action}"}}"#)).await;
         done(if paused { "paused: new calls are refused until resume" } else { "serving calls again" })

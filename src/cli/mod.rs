@@ -115,6 +115,8 @@ struct SidecarArgs {
 
 /// Runs the command of this process; the library's only entry for `main`.
 pub fn main() -> ExitCode {
+    // Before anybody can move it.
+    crate::process::own_binary();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {

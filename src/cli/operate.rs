@@ -216,7 +216,9 @@ async fn open_tunnel(show: &Show, target: &Target) -> Result<u8, String> {
                 if !tunnel.pending {
                     break tunnel;
                 }
-                progress.show(&status::tunnel(&tunnel));
+                // Without what changes by itself: a line for each change of state.
+                let still = status::Tunnel { open_ms: None, verified_ago_ms: None, ..tunnel };
+                progress.show(&status::tunnel(&still));
                 silent = 0;
             }
             Ok(Reply::Error(error)) => return Err(error),

@@ -10,7 +10,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use crate::support::http::INITIALIZE;
-use crate::support::{Answer, Host, Setup, binary, cli, eventually, result_of};
+use crate::support::{Answer, Host, Setup, binary, cli, eventually, reference, result_of};
 
 const PING: &[u8] = br#"{"jsonrpc":"2.0","id":1,"method":"ping"}"#;
 
@@ -422,4 +422,24 @@ fn the_control_socket_survives_nonsense() {
     stream.write_all(b"{\"verb\":\"pause\"}\n{\"verb\":\"resume\"}\n").unwrap();
     let answers: Vec<String> = BufReader::new(stream).lines().take(2).map(Result::unwrap).collect();
     assert!(answers[0].contains("paused") && answers[1].contains("serving"), "{answers:?}");
+}
+
+/// What the operator has stopped stays stopped: neither a crash nor a restart brings it back.
+#[test]
+fn a_pause_outlives_the_sidecar_and_ends_with_resume() {
+    let mut host = reference::Host::start(&[]);
+    let operator = |host: &reference::Host, verb: &str| {
+        let (code, _, err) = cli(&[verb], Some(host.dir.path()), &HashMap::new());
+        assert_eq!(code, 0, "{err}");
+    };
+    let client = host.session();
+    operator(&host, "pause");
+    host.kill_sidecar();
+    assert_eq!(client.again().call_text("echo", "{}"), "paused by the operator");
+    operator(&host, "restart");
+    host.next_sidecar();
+    assert_eq!(client.again().call_text("echo", "{}"), "paused by the operator");
+    operator(&host, "resume");
+    host.kill_sidecar();
+    assert_eq!(client.again().call_text("echo", "{}"), "{}");
 }

@@ -61,9 +61,22 @@ fn a_restart_runs_the_binary_that_is_on_disk_by_then_if_it_can_run() {
     assert!(code == 1 && err.contains("not restarted"), "{err}");
     assert_eq!(client.again().call_text("echo", r#"{"n":2}"#), r#"{"n":2}"#);
 
+    // Moved aside, as some updates do it: what counts is what is at the path.
     let third = replace(&program, this_build);
     assert_eq!(restart(&host).0, 0);
     host.next_sidecar();
     assert_eq!(running(&host), third);
+    std::fs::rename(&program, program.with_extension("old")).unwrap();
+    let (code, _, err) = restart(&host);
+    assert!(code == 1 && err.contains("not restarted"), "{err}");
+    replace(&program, |path| std::fs::write(path, "#!/bin/sh\necho 'broken update' >&2\nexit 1\n").unwrap());
+    let (code, _, err) = restart(&host);
+    assert!(code == 1 && err.contains("broken update"), "{err}");
     assert_eq!(client.again().call_text("echo", r#"{"n":3}"#), r#"{"n":3}"#);
+
+    let fourth = replace(&program, this_build);
+    assert_eq!(restart(&host).0, 0);
+    host.next_sidecar();
+    assert_eq!(running(&host), fourth);
+    assert_eq!(client.again().call_text("echo", r#"{"n":4}"#), r#"{"n":4}"#);
 }
