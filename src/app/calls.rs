@@ -143,6 +143,7 @@ impl Core {
     fn attach(self: &Rc<Self>, exchange: &Rc<Exchange>, seat: Seat, prepared: &Prepared) {
         tracing::info!(call = exchange.key, "the same call came again: attached to the one that ran already");
         exchange.take_seat(seat);
+        self.ask_again(exchange);
         let is_first = self.attached.borrow_mut().insert(exchange.key.clone());
         if is_first && let Some(outcome) = exchange.outcome() {
             // Said again, now with the mark.

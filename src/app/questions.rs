@@ -33,6 +33,9 @@ pub(super) struct Question {
     call: Option<String>,
     /// Where it was asked.
     stream: Rc<Stream>,
+    method: String,
+    /// The message as the caller gets it.
+    payload: Vec<Bytes>,
 }
 
 impl Core {
@@ -67,17 +70,45 @@ impl Core {
             r#"{{"jsonrpc":"2.0","id":"{id}","method":{},"params":"#,
             crate::frame::raw::quote(method)
         );
+        let payload = vec![text.into(), without_ours(params), Bytes::from_static(b"}")];
         let question = Question {
             host_id: host_id.clone(),
             sid,
             call: call.map(|call| call.key.clone()),
             stream: stream.clone(),
+            method: method.to_owned(),
+            payload: payload.clone(),
         };
         self.questions.borrow_mut().insert(id.clone(), question);
-        stream.push(Kind::Question, vec![text.into(), without_ours(params), Bytes::from_static(b"}")]);
+        stream.push(Kind::Question, payload);
         let core = self.clone();
-        self.tasks.spawn_local(async move { core.watch_question(&id, &stream).await });
+        self.tasks.spawn_local(async move { core.watch_question(&id).await });
         Ok(())
+    }
+
+    /// A call's caller sent it again: what the call waits for is asked there, under the same id.
+    pub(super) fn ask_again(&self, exchange: &Exchange) {
+        let seat = exchange.seat();
+        let can_answer = |method: &str| {
+            let sessions = self.sessions.borrow();
+            seat.accepts_stream && sessions.get(&seat.sid).is_some_and(|session| declares(session, method))
+        };
+        let mut unanswerable = Vec::new();
+        for (id, question) in self.questions.borrow_mut().iter_mut() {
+            if question.call.as_deref() != Some(&*exchange.key) {
+                continue;
+            }
+            if can_answer(&question.method) {
+                question.stream = seat.stream.clone();
+                question.sid.clone_from(&seat.sid);
+                seat.stream.push(Kind::Question, question.payload.clone());
+            } else {
+                unanswerable.push(id.clone());
+            }
+        }
+        for id in unanswerable {
+            self.drop_question(&id, "the caller sent the call again and cannot be asked any more");
+        }
     }
 
     /// Without a call, a question goes to the only session that listens and can answer.
@@ -97,10 +128,10 @@ impl Core {
 
     /// Ends a question whose caller stays away; what else happens on the stream meanwhile is no sign
     /// of the caller.
-    async fn watch_question(self: Rc<Self>, id: &str, stream: &Stream) {
-        let is_open = || self.questions.borrow().contains_key(id);
+    async fn watch_question(self: Rc<Self>, id: &str) {
+        let asked = || self.questions.borrow().get(id).map(|question| question.stream.clone());
         let mut away_since = None;
-        while is_open() {
+        while let Some(stream) = asked() {
             if stream.is_read() {
                 away_since = None;
                 let _ = tokio::time::timeout(AWAY, stream.change()).await;

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::streams::{call_id, streaming};
+use crate::streams::{call_id, hang_up, streaming};
 use crate::support::http::{Client, INITIALIZE};
 use crate::support::sse::Stream;
 use crate::support::{Host, Setup, eventually, result_of};
@@ -281,6 +281,35 @@ fn a_question_reaches_the_calls_caller_and_its_answer_the_host() {
     host.answer(&frame, &result_of("done", false));
     host.ask("settled", "bridge/ping", "{}");
     assert!(!host.frames().iter().any(|text| text.contains("second")));
+}
+
+/// Contract 4.2: the call belongs to the session that attached, and so does what it waits for.
+#[test]
+fn a_question_goes_to_whoever_sends_the_call_again() {
+    let host = streaming().start();
+    let (one, two) =
+        (Client::declaring(host.port, &host.token, ALL), Client::declaring(host.port, &host.token, ALL));
+    let (mut stream, frame) = running(&host, &one, "1", "asked");
+    question(&host, "q1", "sampling/createMessage", &frame);
+    let asked = stream.message().unwrap();
+    hang_up(&host, stream);
+    let mut again = two.ask_call("9", "hang", r#"{"who":"asked"}"#, None).stream();
+    let repeated = again.message().unwrap();
+    assert_eq!((&repeated["id"], &repeated["method"]), (&asked["id"], &asked["method"]));
+    // Whose it was before has no say in it any more.
+    assert_eq!(one.answer(&asked["id"], r#""result":{"by":"one"}"#).status, 202);
+    assert_eq!(two.answer(&asked["id"], r#""result":{"by":"two"}"#).status, 202);
+    assert_eq!(heard_back(&host, "q1")["result"]["by"], "two");
+    // One that cannot answer ends the waiting.
+    question(&host, "q2", "roots/list", &frame);
+    again.message().unwrap();
+    hang_up(&host, again);
+    let mut plain = two.again();
+    plain.start_call("10", "hang", r#"{"who":"asked"}"#);
+    let error = heard_back(&host, "q2")["error"]["message"].clone();
+    assert!(error.as_str().unwrap().contains("cannot be asked any more"), "{error}");
+    host.answer(&frame, &result_of("done", false));
+    assert_eq!(plain.read().json()["result"]["content"][0]["text"], "done");
 }
 
 #[test]
