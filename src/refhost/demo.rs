@@ -5,9 +5,9 @@
 use std::fs::Permissions;
 use std::io::{self, Write};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use serde::Deserialize;
@@ -24,6 +24,9 @@ use crate::signals::Watch;
 const START: Duration = Duration::from_secs(30);
 /// How long a polite stop may take: the host's grace and its margins.
 const STOP: Duration = Duration::from_secs(16);
+/// How long the directory's removal is tried: longer than anything of a dead host lives.
+const REMOVE_TIME: Duration = Duration::from_secs(4);
+const REMOVE_STEP: Duration = Duration::from_millis(100);
 /// How long the host may take to kill its sidecar.
 const KILL: Duration = Duration::from_secs(1);
 /// The longest line of the host.
@@ -114,10 +117,27 @@ async fn demo(args: &DemoArgs, env: &Env, out: &mut dyn Write) -> Result<(), Dem
     let served = serve(args, env, out, dir.path(), &mut events, &mut signals).await;
     let stopped = stop(&mut child, &mut signals, matches!(served, Ok(Served::Interrupted))).await;
     // The host removes the directory too; whoever comes last finds nothing.
-    drop(dir);
+    remove(dir.keep()).await;
     match served? {
         Served::Interrupted => Ok(()),
         Served::HostEnded => Err(DemoError::Ended(stopped)),
+    }
+}
+
+/// Removes the directory; a sidecar whose host was killed writes there for a moment longer.
+async fn remove(dir: PathBuf) {
+    let end = Instant::now() + REMOVE_TIME;
+    let mut was_gone = false;
+    while Instant::now() < end {
+        let is_gone = match std::fs::remove_dir_all(&dir) {
+            Ok(()) => false,
+            Err(error) => error.kind() == std::io::ErrorKind::NotFound,
+        };
+        if is_gone && was_gone {
+            return;
+        }
+        was_gone = is_gone;
+        tokio::time::sleep(REMOVE_STEP).await;
     }
 }
 

@@ -262,6 +262,7 @@ fn a_killed_demo_leaves_no_process_and_no_directory() {
         assert!(took < GONE, "victim {victim}: {took:?}");
         eventually("the end of the directory", || (!demo.dir().exists()).then_some(()));
         assert!(!demo.program.end().success());
+        assert!(!demo.dir().exists(), "nor comes back");
     }
 }
 
