@@ -340,9 +340,23 @@ impl Keeping {
             version: greeting.version.clone(),
             note: (!keeper.is_understood()).then(|| client::not_understood(greeting)),
             uptime_ms: asked.as_ref().map(|status| status.uptime_ms),
-            children: asked.map(|status| status.children.iter().map(child).collect()),
+            children: asked.map(|status| worth_showing(&status.children).map(child).collect()),
         })
     }
+}
+
+/// Those that run, and the last one of a purpose that has none running.
+fn worth_showing(children: &[ChildStatus]) -> impl Iterator<Item = &ChildStatus> {
+    let is_last = |at: usize, child: &ChildStatus| {
+        children[at + 1..].iter().all(|later| later.purpose != child.purpose)
+    };
+    let is_followed = |child: &ChildStatus| {
+        children.iter().any(|other| other.purpose == child.purpose && other.exit.is_none())
+    };
+    let shown = move |(at, child): &(usize, &ChildStatus)| {
+        child.exit.is_none() || (is_last(*at, child) && !is_followed(child))
+    };
+    children.iter().enumerate().filter(shown).map(|(_, child)| child)
 }
 
 fn child(child: &ChildStatus) -> status::Child {
