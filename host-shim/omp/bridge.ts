@@ -163,9 +163,9 @@ export class Bridge {
 			approvalsChanged: () => this.#tellState(),
 			asked: (tool, asker) =>
 				this.#notices.tell(`a2mcp: "${oneLine(tool, 80)}", asked by ${asker}, waits for your approval`, "info"),
-			abandoned: tool =>
+			abandoned: (tool, reason) =>
 				this.#notices.tell(
-					`a2mcp: the remote call of "${oneLine(tool, 80)}" that waits for your approval was cancelled by its caller. Deny it.`,
+					`a2mcp: the remote call of "${oneLine(tool, 80)}" that waits for your approval has ended (${reason}). Deny it.`,
 					"warning",
 				),
 			fault: (where, error) => this.#fault(where, error),
@@ -522,9 +522,9 @@ export class Bridge {
 			const { requestId, callId, callIds, note, level, text, reason } = (params ?? {}) as Record<string, unknown>;
 			switch (method) {
 				case "notifications/cancelled":
-					return this.#calls.cancelRequest(link, requestId);
+					return this.#calls.cancelRequest(link, requestId, reason);
 				case "bridge/cancel":
-					return this.#calls.cancelCall(String(callId));
+					return this.#calls.cancelCall(String(callId), reason);
 				case "bridge/ack":
 					return this.#calls.acknowledge(Array.isArray(callIds) ? callIds : []);
 				case "bridge/note":
