@@ -14,7 +14,7 @@ import type { AgentSession, ExtensionContext, ToolInfo } from "@oh-my-pi/pi-codi
 
 import { Calls } from "./calls.ts";
 import { Catalogue, LOOK_EVERY_MS } from "./catalogue.ts";
-import { hostIdentity, installed, NotInstalled, StartLog } from "./environment.ts";
+import { hostIdentity, Installation, NotInstalled, StartLog } from "./environment.ts";
 import type { HostLlmNews, HostLlmState, HostLlmStatus } from "./host-llm.ts";
 import { type Ended, Link, type LinkHandlers, type RequestId, RequestFailed } from "./link.ts";
 import { type Level, levelOf, Notices, oneLine } from "./notices.ts";
@@ -109,6 +109,7 @@ export interface Reply {
 export class Bridge {
 	readonly #host: Host;
 	readonly #instance = randomBytes(16).toString("hex");
+	readonly #installation: Installation;
 	readonly #log: StartLog;
 	readonly #notices = new Notices();
 	readonly #catalogue: Catalogue;
@@ -147,6 +148,7 @@ export class Bridge {
 
 	constructor(host: Host) {
 		this.#host = host;
+		this.#installation = new Installation(host.directory);
 		this.#log = new StartLog(host.agentDir);
 		this.#catalogue = new Catalogue(
 			tool => host.schemaOf(tool),
@@ -161,9 +163,9 @@ export class Bridge {
 			approvalsChanged: () => this.#tellState(),
 			asked: (tool, asker) =>
 				this.#notices.tell(`a2mcp: "${oneLine(tool, 80)}", asked by ${asker}, waits for your approval`, "info"),
-			abandoned: tool =>
+			abandoned: (tool, reason) =>
 				this.#notices.tell(
-					`a2mcp: the remote call of "${oneLine(tool, 80)}" that waits for your approval was cancelled by its caller. Deny it.`,
+					`a2mcp: the remote call of "${oneLine(tool, 80)}" that waits for your approval has ended (${reason}). Deny it.`,
 					"warning",
 				),
 			fault: (where, error) => this.#fault(where, error),
@@ -307,7 +309,7 @@ export class Bridge {
 	}
 
 	#spawn(): Link {
-		const { binary } = installed(this.#host.directory);
+		const binary = this.#installation.binary();
 		const stderr = this.#log.open();
 		try {
 			return new Link([binary, "sidecar", "--agent-dir", this.#host.agentDir], stderr, this.#handlers);
@@ -520,9 +522,9 @@ export class Bridge {
 			const { requestId, callId, callIds, note, level, text, reason } = (params ?? {}) as Record<string, unknown>;
 			switch (method) {
 				case "notifications/cancelled":
-					return this.#calls.cancelRequest(link, requestId);
+					return this.#calls.cancelRequest(link, requestId, reason);
 				case "bridge/cancel":
-					return this.#calls.cancelCall(String(callId));
+					return this.#calls.cancelCall(String(callId), reason);
 				case "bridge/ack":
 					return this.#calls.acknowledge(Array.isArray(callIds) ? callIds : []);
 				case "bridge/note":

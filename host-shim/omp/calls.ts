@@ -15,9 +15,13 @@ import { asker } from "./asker.ts";
 import { foreground } from "./background.ts";
 import { Card, CardBudget } from "./cards.ts";
 import type { Link, RequestId } from "./link.ts";
+import { oneLine } from "./notices.ts";
 import { cancelled, failed, messageOf, NO_MAIN, NOT_EXPOSED, returned, threw } from "./outcome.ts";
 import { lastLine, Progress } from "./progress.ts";
 import { type Outcome, type Remembered, ResultStore } from "./results.ts";
+
+/** Of a cancellation, in characters. */
+const LONGEST_REASON = 120;
 
 /** What calls need of the bridge they came over. */
 export interface Surroundings {
@@ -29,8 +33,8 @@ export interface Surroundings {
 	approvalsChanged(): void;
 	/** The host asks its operator about a call; its own question does not say who wants it. */
 	asked(tool: string, asker: string): void;
-	/** A call was cancelled while the host asks about it: the question cannot be withdrawn. */
-	abandoned(tool: string): void;
+	/** A call was cancelled, for that reason, while the host asks about it: the question cannot be withdrawn. */
+	abandoned(tool: string, reason: string): void;
 	fault(where: string, error: unknown): void;
 }
 
@@ -42,8 +46,8 @@ interface Call extends WaitingCall {
 	/** Fresh for each call: the host draws its cards by it. */
 	readonly toolCallId: string;
 	readonly abort: AbortController;
-	/** Ends the call as cancelled; set while the tool runs. */
-	cancel: () => void;
+	/** Ends the call as cancelled, and says why; set while the tool runs. */
+	cancel: (reason: string) => void;
 	progress: number;
 }
 
@@ -98,15 +102,15 @@ export class Calls {
 	}
 
 	/** `notifications/cancelled`: by the id of a request of that link. */
-	cancelRequest(link: Link, requestId: unknown): void {
+	cancelRequest(link: Link, requestId: unknown, reason: unknown): void {
 		for (const call of this.#running.values()) {
-			if (call.link === link && call.requestId === requestId) return call.cancel();
+			if (call.link === link && call.requestId === requestId) return call.cancel(reasonOf(reason));
 		}
 	}
 
 	/** `bridge/cancel`: by call id, of whichever sidecar. */
-	cancelCall(callId: string): void {
-		this.#running.get(callId)?.cancel();
+	cancelCall(callId: string, reason: unknown): void {
+		this.#running.get(callId)?.cancel(reasonOf(reason));
 	}
 
 	note(callId: string, note: unknown): void {
@@ -160,11 +164,11 @@ export class Calls {
 		});
 
 		const end = Promise.withResolvers<{ outcome: Outcome; drawn: unknown }>();
-		call.cancel = () => {
-			if (this.approvals.waits(toolCallId)) this.#around.abandoned(toolName);
+		call.cancel = reason => {
+			if (this.approvals.waits(toolCallId)) this.#around.abandoned(toolName, reason);
 			this.#store.cancel(call.callId, Date.now());
-			end.resolve({ outcome: cancelled(), drawn: text("cancelled by the remote caller") });
-			call.abort.abort(new Error("cancelled by the remote caller"));
+			end.resolve({ outcome: cancelled(), drawn: text(reason) });
+			call.abort.abort(new Error(reason));
 		};
 		execute(tool, call, args, partial => progress.update(partial), toolContext(session, context))
 			.then(result => foreground(session, args, result, call.abort.signal))
@@ -229,6 +233,11 @@ function toolContext(session: AgentSession, first: ExtensionContext): AgentToolC
 
 function sendResult(link: Link, callId: string, { kind, json }: Outcome): void {
 	link.notifyJson("bridge/result", `{"callId":${JSON.stringify(callId)},"${kind}":${json}}`);
+}
+
+/** Who cancelled, in the sidecar's words: the caller, the end of its session, the operator, the bridge's stop. */
+function reasonOf(reason: unknown): string {
+	return (typeof reason === "string" && oneLine(reason, LONGEST_REASON)) || "cancelled";
 }
 
 function text(message: string): unknown {

@@ -8,6 +8,7 @@ import { createAssistantMessageEventStream, type Model, registerCustomApi, unreg
 import type { ModelRegistry } from "@oh-my-pi/pi-coding-agent";
 
 import { DENY_API } from "./deny-plan.ts";
+import { replaceMethods } from "./replace.ts";
 
 export const DENIED = "a2mcp takeover: host inference is disabled in this mode";
 
@@ -67,22 +68,6 @@ export function withholdCredentials(registry: ModelRegistry): () => void {
 			return typeof target === "object" && isDenied(target) ? NO_KEY : resolver.apply(this, args);
 		},
 	};
-	const names = ["getApiKey", "resolver"] as const;
-	const before = names.map(name => Object.getOwnPropertyDescriptor(registry, name));
-	const undo = () => {
-		for (const [index, name] of names.entries()) {
-			// Somebody else's, put on top of ours, stays; ours then only passes on.
-			if (registry[name] !== own[name]) continue;
-			const previous = before[index];
-			if (previous) Object.defineProperty(registry, name, previous);
-			else Reflect.deleteProperty(registry, name);
-		}
-	};
-	try {
-		Object.assign(registry, own);
-	} catch (error) {
-		undo();
-		throw error;
-	}
-	return undo;
+	// Somebody else's, put on top of ours, stays; ours then only passes on.
+	return replaceMethods(registry, own);
 }

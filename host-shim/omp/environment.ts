@@ -7,35 +7,51 @@ import * as fs from "node:fs";
 import { homedir } from "node:os";
 import * as path from "node:path";
 
-/** What `a2mcp install omp` writes beside these files. */
-export interface Installed {
-	/** Absolute path of the sidecar's binary. */
-	readonly binary: string;
-}
-
 /** Why no sidecar can be started at all; the message tells what to do. */
 export class NotInstalled extends Error {}
 
-/** Reads `binary.json` in `dir`, at each start: a new installation acts at the next one. */
-export function installed(dir: string): Installed {
-	const file = path.join(dir, "binary.json");
-	let binary: unknown;
-	try {
-		binary = (JSON.parse(fs.readFileSync(file, "utf8")) as { binary?: unknown } | null)?.binary;
-	} catch (error) {
-		const missing = (error as NodeJS.ErrnoException).code === "ENOENT";
-		throw new NotInstalled(`${file} ${missing ? "is missing" : "cannot be read"}: run \`a2mcp install omp\``);
+/**
+ * Where the sidecar's binary is. `binary.json` is read at each start: a new installation acts at the
+ * next one. Without the file the path it named last counts: an uninstalled bridge lasts as long as
+ * the host that runs.
+ */
+export class Installation {
+	readonly #file: string;
+	#last: string | undefined;
+
+	/** `dir`: where `binary.json` is. */
+	constructor(dir: string) {
+		this.#file = path.join(dir, "binary.json");
 	}
-	if (typeof binary !== "string" || !path.isAbsolute(binary)) {
-		throw new NotInstalled(`${file} names no absolute path of the a2mcp binary: run \`a2mcp install omp\``);
+
+	/** Throws {@link NotInstalled}. */
+	binary(): string {
+		const binary = this.#named();
+		try {
+			fs.accessSync(binary, fs.constants.X_OK);
+			if (!fs.statSync(binary).isFile()) throw new Error("no file");
+		} catch {
+			throw new NotInstalled(`the a2mcp binary is missing or not executable: ${binary}: run \`a2mcp install omp\``);
+		}
+		return binary;
 	}
-	try {
-		fs.accessSync(binary, fs.constants.X_OK);
-		if (!fs.statSync(binary).isFile()) throw new Error("no file");
-	} catch {
-		throw new NotInstalled(`the a2mcp binary is missing or not executable: ${binary}: run \`a2mcp install omp\``);
+
+	#named(): string {
+		const file = this.#file;
+		let binary: unknown;
+		try {
+			binary = (JSON.parse(fs.readFileSync(file, "utf8")) as { binary?: unknown } | null)?.binary;
+		} catch (error) {
+			const missing = (error as NodeJS.ErrnoException).code === "ENOENT";
+			if (missing && this.#last !== undefined) return this.#last;
+			throw new NotInstalled(`${file} ${missing ? "is missing" : "cannot be read"}: run \`a2mcp install omp\``);
+		}
+		if (typeof binary !== "string" || !path.isAbsolute(binary)) {
+			throw new NotInstalled(`${file} names no absolute path of the a2mcp binary: run \`a2mcp install omp\``);
+		}
+		this.#last = binary;
+		return binary;
 	}
-	return { binary };
 }
 
 /**

@@ -420,7 +420,8 @@ impl Core {
             InFlightState::Running | InFlightState::Finished => tokio::select! {
                 result = late => result.map_err(|_| Unanswered::Unknown),
                 () = exchange.cancelled.cancelled() => {
-                    let params = serde_json::json!({ "callId": call.call_id });
+                    let reason = exchange.cause().reason();
+                    let params = serde_json::json!({ "callId": call.call_id, "reason": reason });
                     let _ = self.link.notify("bridge/cancel", &params).await;
                     Err(Unanswered::Cancelled)
                 }

@@ -50,6 +50,7 @@ pub const OMP_SHIM: &[ShimFile] = shim_files![
     "placeholder.ts"
     "progress.ts"
     "quiet.ts"
+    "replace.ts"
     "results.ts"
     "supervisor.ts"
     "tripwire.ts"

@@ -466,9 +466,10 @@ fn the_operator_cancels_by_the_beginning_of_an_id() {
         (&result["isError"], &result["content"][0]["text"]),
         (&true.into(), &"cancelled by the operator".into())
     );
-    host.frame(|frame| {
+    let told = host.frame(|frame| {
         frame["method"] == "notifications/cancelled" && frame["params"]["requestId"] == one_frame["id"]
     });
+    assert_eq!(told["params"]["reason"], "cancelled by the operator");
     let (code, _, said) = host.cli(&["cancel", &one_id]);
     assert!(code == 1 && said.contains("no call in flight has that id"), "{code} {said}");
     assert!(!cancelled_at_host(&host, &two_frame));

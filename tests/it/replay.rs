@@ -607,10 +607,24 @@ fn calls_of_before_are_cancelled_by_their_call_id() {
     stream.priming();
     client.cancel("1");
     let cancel = host.frame(|frame| frame["method"] == "bridge/cancel");
-    assert_eq!(cancel["params"]["callId"], call_id(&frame));
+    assert_eq!(cancel["params"], json!({"callId": call_id(&frame), "reason": "cancelled by the caller"}));
     assert_eq!(stream.next(), None);
     let record = eventually("the record", || host.audit().pop().filter(|last| last["phase"] == "done"));
     assert_eq!(record["outcome"], "cancelled");
+}
+
+#[test]
+fn the_host_hears_that_it_was_the_operator_who_cancelled_a_call_of_before() {
+    let mut host = streaming().start();
+    let client = host.client();
+    client.ask_call("1", "hang", ARGUMENTS, None).stream().priming();
+    let frame = host.call_frame("hang");
+    kill(&mut host);
+    let host = next(&host, &[in_flight(&host, &frame, "running")]);
+    let (code, said, _) = host.cli(&["cancel", call_id(&frame)]);
+    assert_eq!(code, 0, "{said}");
+    let cancel = host.frame(|frame| frame["method"] == "bridge/cancel");
+    assert_eq!(cancel["params"], json!({"callId": call_id(&frame), "reason": "cancelled by the operator"}));
 }
 
 #[test]

@@ -232,6 +232,17 @@ test("a killed sidecar is replaced, with its port, and told of once", async () =
 	expect(notices).toHaveLength(2);
 });
 
+test("an uninstalled bridge is restarted as long as its host runs", async () => {
+	const { bridge, heard, context, notices, directory } = setUp();
+	bridge.sessionStarted(bridge, context);
+	await until(() => notices.length === 1);
+	rmSync(join(directory, "binary.json"));
+	process.kill(heard("started")[0]?.pid as number, "SIGKILL");
+	await until(() => notices.length === 2);
+	expect(notices[1]?.text).toContain("was restarted");
+	expect(heard("started")).toHaveLength(2);
+});
+
 test("a restart that was asked for is silent", async () => {
 	const { bridge, heard, context, notices } = setUp();
 	bridge.sessionStarted(bridge, context);

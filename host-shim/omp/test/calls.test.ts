@@ -58,7 +58,7 @@ function setUp(tools: Record<string, Execute>) {
 		link: () => host.link,
 		approvalsChanged() {},
 		asked: (tool, asker) => asked.push(`${tool}: ${asker}`),
-		abandoned: tool => abandoned.push(tool),
+		abandoned: (tool, reason) => abandoned.push(`${tool}: ${reason}`),
 		fault: (_where, error) => faults.push(error),
 	});
 	const sidecar = recorder();
@@ -160,7 +160,7 @@ test("a cancelled call is answered at once, its tool hears of it, its result is 
 		},
 	});
 	const answer = call(1, "stubborn");
-	calls.cancelRequest(host.link as Link, 1);
+	calls.cancelRequest(host.link as Link, 1, undefined);
 	expect(await answer).toEqual({ id: 1, error: { code: -32800, message: "cancelled" } });
 	expect(heard?.aborted).toBe(true);
 	expect(calls.inFlight()).toMatchObject([{ callId: "call-1", state: "cancelled", note: 1 }]);
@@ -168,9 +168,9 @@ test("a cancelled call is answered at once, its tool hears of it, its result is 
 	await Promise.resolve();
 	expect(sidecar.sent).toHaveLength(1);
 	expect(events.map(({ type }) => type)).toEqual(["tool_execution_start", "tool_execution_end"]);
-	calls.cancelRequest(host.link as Link, 1);
-	calls.cancelRequest(host.link as Link, 99);
-	calls.cancelCall("unknown");
+	calls.cancelRequest(host.link as Link, 1, undefined);
+	calls.cancelRequest(host.link as Link, 99, undefined);
+	calls.cancelCall("unknown", undefined);
 });
 
 test("a call outlives its sidecar: the next one hears of it and gets the result", async () => {
@@ -206,12 +206,35 @@ test("a call of an earlier sidecar is cancelled by its call id", async () => {
 	const { calls, call, host, next } = setUp({ slow: () => new Promise(() => {}) });
 	void call(1, "slow");
 	host.link = next.link;
-	calls.cancelRequest(next.link, 1);
+	calls.cancelRequest(next.link, 1, undefined);
 	expect(next.sent).toEqual([]);
-	calls.cancelCall("call-1");
+	calls.cancelCall("call-1", undefined);
 	expect(await next.next(({ method }) => method === "bridge/result")).toMatchObject({
 		params: { callId: "call-1", error: { code: -32800 } },
 	});
+});
+
+test("the tool and the card hear who cancelled", async () => {
+	for (const [reason, told] of [
+		["cancelled by the operator", "cancelled by the operator"],
+		["the bridge is\nstopping", "the bridge is stopping"],
+		["x".repeat(1000), `${"x".repeat(120)}…`],
+		["", "cancelled"],
+		[7, "cancelled"],
+	]) {
+		let signal: AbortSignal | undefined;
+		const { calls, call, host, events } = setUp({
+			slow: (_id, _args, heard) => {
+				signal = heard;
+				return new Promise(() => {});
+			},
+		});
+		const answer = call(1, "slow");
+		calls.cancelRequest(host.link as Link, 1, reason);
+		await answer;
+		expect((signal?.reason as Error).message).toBe(String(told));
+		expect((events.at(-1)?.result as { content: { text: string }[] }).content[0]?.text).toStartWith(`${told}\n`);
+	}
 });
 
 test("a call id runs once", async () => {
@@ -249,10 +272,10 @@ test("a pending approval is listed until the call ends", async () => {
 
 	void call(2, "write");
 	calls.approvalRequested(toolCallId);
-	calls.cancelCall("call-2");
+	calls.cancelCall("call-2", "cancelled by the operator");
 	await sidecar.next(({ id }) => id === 2);
 	expect(calls.approvals.list()).toEqual([]);
-	expect(abandoned).toEqual(["write"]);
+	expect(abandoned).toEqual(["write: cancelled by the operator"]);
 });
 
 test("updates become progress with rising numbers, none after the end", async () => {
