@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::child::{Pipes, ServerProcess, Stderr};
 use super::config::Spec;
-use super::connection::{Connection, Peer};
+use super::connection::{Addressee, Connection, Peer};
 use super::params::for_sidecar;
 use super::respawn::{Next, Respawn};
 use crate::frame::messages::Server;
@@ -382,7 +382,12 @@ impl Peer for Wrapped {
                 shim.report(Cow::Borrowed("notifications/progress"), for_sidecar(params, None))
             }
             "notifications/message" => {
-                let call = connection.only_session().map(|who| who.key);
+                let call = match connection.addressee() {
+                    Addressee::Waiting(who) => Some(who.key),
+                    // Nobody's any more, and not everybody's.
+                    Addressee::Gone => return true,
+                    Addressee::Unclear => None,
+                };
                 shim.report(Cow::Borrowed("notifications/message"), for_sidecar(params, call.as_deref()))
             }
             "notifications/cancelled" => {

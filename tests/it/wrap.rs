@@ -125,8 +125,8 @@ fn the_list_is_the_servers_over_all_its_pages_and_only_that_can_be_called() {
     let wrap = Wrap::start(&["--pages", "4"]);
     let mut session = wrap.session();
     let mut listed = names(&mut session);
-    assert_eq!(listed.split_off(27), ["xfer_share", "xfer_status", "xfer_stop"], "the sidecar's own");
-    assert_eq!((listed[0].as_str(), listed[26].as_str()), ("test_simple_text", "argv"));
+    assert_eq!(listed.split_off(29), ["xfer_share", "xfer_status", "xfer_stop"], "the sidecar's own");
+    assert_eq!((listed[0].as_str(), listed[28].as_str()), ("test_simple_text", "argv"));
     assert!(text(&session.call("no_such_tool", "{}")).contains("not exposed"));
     let mut stream = session.listen();
     let grown = session.call_text("grow", "{}");
@@ -242,6 +242,55 @@ fn a_question_goes_to_the_only_session_with_calls_in_flight() {
     let mut stream = plain.ask_call("1", "roots", "{}", None).stream();
     let result = stream.until(|message| message["id"] == 1)["result"].clone();
     assert!(text(&result).contains("did not declare"), "{result}");
+}
+
+/// A server that works on although its call was cancelled asks nobody else what it wanted to ask.
+#[test]
+fn what_a_cancelled_calls_server_asks_reaches_nobody_else() {
+    let wrap = Wrap::start_with(STREAMS, &[], &[]);
+    let (port, token) = (wrap.port(), wrap.token());
+    let mut second = Client::declaring(port, &token, ALL);
+    let mut asked = 0;
+    for is_end in [false, true] {
+        let first = Client::declaring(port, &token, ALL);
+        let give_up = |rpc_id: &str, cancels: usize| {
+            if is_end {
+                assert_eq!(first.again().delete().status, 204);
+            } else {
+                first.cancel(rpc_id);
+            }
+            wrap.until_noted("cancelled", cancels)
+        };
+        let stream = first.ask_call("1", "stubborn", r#"{"until":"poke"}"#, None).stream();
+        wrap.until_noted("call", asked * 2 + 1);
+        give_up("1", asked + 1);
+        drained(stream);
+        // The only one who waits is the second.
+        let messages = second.ask_call("1", "poke", "{}", None).stream().rest();
+        assert!(messages.iter().all(|message| message["method"] != "elicitation/create"), "{messages:?}");
+        assert_eq!(text(&messages.last().unwrap()["result"]), "poked");
+        asked += 1;
+        let noted = wrap.until_noted("stubborn", asked);
+        let error = noted[asked - 1]["error"].as_str().unwrap();
+        assert!(error.contains("not exactly one session"), "{error}");
+    }
+    // Nobody waits at all: its log message is nobody's either.
+    let first = Client::declaring(port, &token, ALL);
+    let bystander = second.listen();
+    let stream = first.ask_call("1", "stubborn", "{}", None).stream();
+    wrap.until_noted("call", asked * 2 + 1);
+    first.cancel("1");
+    drained(stream);
+    let noted = wrap.until_noted("stubborn", asked + 1);
+    let error = noted[asked]["error"].as_str().unwrap();
+    assert!(error.contains("has given its call up"), "{error}");
+    assert!(bystander.is_silent_for(Duration::from_millis(100)), "a log message of another's call");
+
+    // All of them are answered now: who asks is known again.
+    let mut stream = second.ask_call("2", "test_elicitation", r#"{"message":"m"}"#, None).stream();
+    let question = stream.until(|message| message["method"] == "elicitation/create");
+    second.answer(&question["id"], r#""result":{"action":"decline"}"#);
+    stream.until(|message| message["id"] == 2);
 }
 
 #[test]

@@ -155,6 +155,8 @@ TOOLS = {
     "json_schema_2020_12_tool": JSON_SCHEMA_2020_12,
     "echo": schema(),
     "hang": schema(),
+    "stubborn": schema(until=STRING),
+    "poke": schema(),
     "slow": schema(seconds=NUMBER, step=NUMBER),
     "large": schema(bytes=NUMBER),
     "latin": schema(),
@@ -169,6 +171,7 @@ TOOLS = {
     "argv": schema(),
 }
 wanted_level = []
+poked, stubborn_done = threading.Event(), threading.Event()
 subscribed = set()
 
 
@@ -250,6 +253,24 @@ def call(request, params, raw):
             while request not in cancelled:
                 time.sleep(0.005)
             return None
+        case "stubborn":
+            # A cancel means nothing to it.
+            while request not in cancelled:
+                time.sleep(0.005)
+            if given.get("until") == "poke":
+                poked.wait(60)
+                poked.clear()
+            notify("notifications/message", {"level": "error", "data": "stubborn"})
+            answer, error = ask("elicitation/create", {"message": "secret", "requestedSchema": schema()})
+            note("stubborn", answer=answer, error=error)
+            send({"jsonrpc": "2.0", "id": request, "result": content(text("done"))})
+            stubborn_done.set()
+            return None
+        case "poke":
+            stubborn_done.clear()
+            poked.set()
+            stubborn_done.wait(60)
+            return content(text("poked"))
         case "slow":
             seconds = given.get("seconds", 0)
             until = time.monotonic() + seconds
@@ -455,7 +476,10 @@ def serve(message, line):
     except Exception as error:
         send({"jsonrpc": "2.0", "id": key, "error": {"code": -32602, "message": str(error)}})
         return
-    if result is not None and key not in cancelled:
+    if key in cancelled:
+        # As the Python SDK does it; nobody waits for it.
+        send({"jsonrpc": "2.0", "id": key, "error": {"code": 0, "message": "Request cancelled"}})
+    elif result is not None:
         send({"jsonrpc": "2.0", "id": key, "result": result})
 
 
