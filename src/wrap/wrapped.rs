@@ -130,7 +130,7 @@ impl Wrapped {
     pub(super) fn new(spec: Spec, state: Rc<HostState>) -> Rc<Self> {
         Rc::new(Self {
             spec,
-            stderr: Stderr::new(),
+            stderr: Rc::default(),
             phase: watch::Sender::new(Phase::Starting),
             serving: watch::Sender::new(false),
             shim: OnceCell::new(),

@@ -125,8 +125,8 @@ fn the_list_is_the_servers_over_all_its_pages_and_only_that_can_be_called() {
     let wrap = Wrap::start(&["--pages", "4"]);
     let mut session = wrap.session();
     let mut listed = names(&mut session);
-    assert_eq!(listed.split_off(29), ["xfer_share", "xfer_status", "xfer_stop"], "the sidecar's own");
-    assert_eq!((listed[0].as_str(), listed[28].as_str()), ("test_simple_text", "argv"));
+    assert_eq!(listed.split_off(30), ["xfer_share", "xfer_status", "xfer_stop"], "the sidecar's own");
+    assert_eq!((listed[0].as_str(), listed[29].as_str()), ("test_simple_text", "argv"));
     assert!(text(&session.call("no_such_tool", "{}")).contains("not exposed"));
     let mut stream = session.listen();
     let grown = session.call_text("grow", "{}");
@@ -249,7 +249,7 @@ fn a_question_goes_to_the_only_session_with_calls_in_flight() {
 fn what_a_cancelled_calls_server_asks_reaches_nobody_else() {
     let wrap = Wrap::start_with(STREAMS, &[], &[]);
     let (port, token) = (wrap.port(), wrap.token());
-    let mut second = Client::declaring(port, &token, ALL);
+    let second = Client::declaring(port, &token, ALL);
     let mut asked = 0;
     for is_end in [false, true] {
         let first = Client::declaring(port, &token, ALL);

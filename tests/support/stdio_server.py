@@ -163,6 +163,7 @@ TOOLS = {
     "die": schema(code=NUMBER),
     "grow": schema(),
     "shout": schema(bytes=NUMBER),
+    "chatter": schema(lines=NUMBER),
     "roots": schema(),
     "timed": schema(),
     "progress_burst": schema(steps=NUMBER),
@@ -308,6 +309,10 @@ def call(request, params, raw):
             sys.stderr.write("loud " * (int(given["bytes"]) // 5) + "\nthe last line\n")
             sys.stderr.flush()
             return content(text("shouted"))
+        case "chatter":
+            sys.stderr.write("blah\n" * int(given["lines"]))
+            sys.stderr.flush()
+            return content(text("chattered"))
         case "roots":
             answer, error = ask("roots/list", {})
             return content(text(error or json.dumps(answer)), error=bool(error))
