@@ -38,7 +38,7 @@ use crate::text::clean;
 const START: Duration = Duration::from_secs(180);
 /// How long its output is read on after its end, should somebody else hold it open.
 const DRAIN: Duration = Duration::from_secs(1);
-/// How long changes of the state are collected before they are told.
+/// How long counts are collected before they are told.
 const TELL_AFTER: Duration = Duration::from_millis(100);
 /// What we can do for a server: relay its questions to a caller. Roots only answer when asked during a
 /// call: no caller changes what a server may touch for the others.
@@ -183,19 +183,15 @@ impl Wrapped {
             );
             let next = respawn.ended(end.had_answered, Instant::now(), supervise::chance());
             let (Next::Start(pause) | Next::Failed(pause)) = next;
-            let state = match next {
-                Next::Start(_) => {
-                    self.phase.send_replace(Phase::Starting);
-                    "starting"
-                }
+            let (state, phase) = match next {
+                Next::Start(_) => ("starting", Phase::Starting),
                 Next::Failed(_) => {
                     let reason = format!("it ended again and again, the last time: {}", end.reason);
                     tracing::error!(
                         "the server failed: {reason}; it is tried again every {} s",
                         pause.as_secs()
                     );
-                    self.phase.send_replace(Phase::Failed(reason));
-                    "failed"
+                    ("failed", Phase::Failed(reason))
                 }
             };
             self.tell(|status| {
@@ -204,6 +200,7 @@ impl Wrapped {
                 status.restarts += 1;
                 status.reason = Some(end.reason.clone());
             });
+            self.phase.send_replace(phase);
             tokio::select! {
                 () = tokio::time::sleep(pause) => {}
                 () = self.stop.cancelled() => {}
@@ -337,8 +334,14 @@ impl Wrapped {
         }
     }
 
-    /// Changes the status and tells the sidecar, soon.
-    fn tell(self: &Rc<Self>, change: impl FnOnce(&mut Server)) {
+    /// Changes the status and tells the sidecar.
+    fn tell(&self, change: impl FnOnce(&mut Server)) {
+        change(&mut self.status.borrow_mut());
+        self.state.set_server(self.status.borrow().clone());
+    }
+
+    /// As [`Wrapped::tell`] for what changes often: soon.
+    fn tell_soon(self: &Rc<Self>, change: impl FnOnce(&mut Server)) {
         change(&mut self.status.borrow_mut());
         if !self.telling.replace(true) {
             let wrapped = self.clone();
@@ -406,7 +409,7 @@ impl Peer for Wrapped {
     }
 
     fn skipped(self: Rc<Self>, what: &str) {
-        self.tell(|status| status.skipped_lines += 1);
+        self.tell_soon(|status| status.skipped_lines += 1);
         let count = self.status.borrow().skipped_lines;
         if count == 1 || count.is_multiple_of(50) {
             tracing::warn!(count, what, "the server's stdout: line skipped");

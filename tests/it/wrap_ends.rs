@@ -214,8 +214,12 @@ fn a_server_that_dies_again_and_again_is_not_started_for_ever() {
     let reason = text(&result);
     assert!(reason.contains("does not run") && reason.contains("exit code 3"), "{reason}");
     assert!(begun.elapsed() > Duration::from_millis(1800), "the pauses grow");
-    let server =
-        eventually("the status", || Some(wrap.server()).filter(|server| server["state"] == "failed"));
+    let server = wrap.server();
+    assert_eq!(server["state"], "failed", "whoever was told sees it: {server}");
+    let (code, out, err) = crate::support::cli(&["doctor"], Some(wrap.dir.path()), &Default::default());
+    assert_eq!(code, 1, "{err}");
+    assert!(out.contains("WRONG the wrapped server ended again and again"), "{out}");
+    assert!(out.contains("exit code 3") && out.contains("try its command by itself"), "{out}");
     assert!(server["reason"].as_str().unwrap().contains("exit code 3"), "{server}");
     assert_eq!(server.get("pid"), None, "{server}");
     assert_eq!(wrap.noted("start").len(), 5);
