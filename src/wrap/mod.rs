@@ -41,7 +41,7 @@ use crate::signals::Watch;
 use crate::text::clean;
 use config::{Spec, SpecError};
 use tools::WrappedTools;
-use wrapped::{Phase, ServerInfo, Wrapped};
+use wrapped::{NOT_STARTED, Phase, ServerInfo, Wrapped};
 
 /// How long calls may take after SIGTERM (contract 15).
 const GRACE: Duration = Duration::from_secs(10);
@@ -52,6 +52,9 @@ const MAX_INSTRUCTIONS: usize = 64 << 10;
 
 /// Arguments of `a2mcp wrap`.
 #[derive(Debug, Clone, Default, clap::Args)]
+#[command(
+    after_help = "Config, token, log and audit are in ~/.a2mcp unless --agent-dir names another directory; --pid has no\nmeaning here."
+)]
 pub struct WrapArgs {
     /// The port of the endpoint; by default what the config says, else the last one
     #[arg(long, value_name = "N")]
@@ -180,6 +183,8 @@ async fn wrap(
     // Ends by itself within seconds; a second signal does not make it faster.
     match (&mut keeping).await {
         Ok(Err(reason)) if end.is_ok() => {
+            // The error itself says that.
+            let reason = reason.strip_prefix(NOT_STARTED).unwrap_or(&reason).to_owned();
             Err(WrapError::Server { program, reason, stderr: wrapped.last_words() })
         }
         _ => end,

@@ -44,6 +44,9 @@ const TELL_AFTER: Duration = Duration::from_millis(100);
 /// call: no caller changes what a server may touch for the others.
 const CAPABILITIES: &str = r#"{"roots":{},"sampling":{},"elicitation":{}}"#;
 
+/// How the reason begins when not even a process was started.
+pub(super) const NOT_STARTED: &str = "it cannot be started: ";
+
 /// What a server said of itself.
 #[derive(Debug, Clone, Default)]
 pub(super) struct ServerInfo {
@@ -217,7 +220,14 @@ impl Wrapped {
         let (mut process, pipes) = match ServerProcess::spawn(&self.spec) {
             Ok(started) => started,
             Err(error) => {
-                return End { had_answered: false, reason: format!("it cannot be started: {error}") };
+                let reason = match &self.spec.cwd {
+                    Some(cwd) if !cwd.is_dir() => {
+                        let cwd = clean(&cwd.to_string_lossy(), 400).into_owned();
+                        format!("{NOT_STARTED}its working directory {cwd} (\"cwd\") is no directory")
+                    }
+                    _ => format!("{NOT_STARTED}{error}"),
+                };
+                return End { had_answered: false, reason };
             }
         };
         let pid = process.pid();

@@ -429,6 +429,14 @@ fn what_cannot_be_wrapped_is_said_with_what_it_wrote() {
         err.contains("`no-such-program-anywhere` cannot be started") && err.contains("No such file"),
         "{err}"
     );
+    assert!(!err.contains("it cannot be started"), "once is enough: {err}");
+    let file = dir.path().join("mcp.json");
+    std::fs::write(&file, r#"{"mcpServers":{"s":{"command":"cat","cwd":"/no/such/place"}}}"#).unwrap();
+    let output = wrapping(dir.path(), "{}", &["--server", "s", "--config"]).arg(&file).output().unwrap();
+    let err = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(err.contains("`cat` cannot be started: its working directory /no/such/place (\"cwd\")"), "{err}");
+    let (_, help, _) = run(&["--help"]);
+    assert!(help.contains("~/.a2mcp unless --agent-dir"), "{help}");
     let err = start(&["python3", script, "--exit-at-start", "3"]);
     assert!(err.contains("exit code 3") && err.contains("no database"), "{err}");
     assert!(!err.contains('\u{1b}'), "nothing of it drives a terminal: {err:?}");
