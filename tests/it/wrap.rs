@@ -466,4 +466,7 @@ fn the_port_of_the_command_line_stands_before_the_configs() {
     assert_eq!(wrap.status()["notes"], json!([]), "the config's port is no news");
     let text = std::fs::read_to_string(wrap.dir.path().join("a2mcp.json")).unwrap();
     assert!(text.contains("\"port\""), "the config is the operator's: {text}");
+    let other = Wrap::start_with("{}", &["--port", &port.to_string()], &[]);
+    let expected = format!("port {port} (--port) is held by");
+    eventually("a word on the port", || other.stderr().contains(&expected).then_some(()));
 }
