@@ -47,10 +47,16 @@ pub enum BindError {
 }
 
 /// Binds for a host's first start, or with `resume` the port of a sidecar that was there before.
+/// `is_asked`: the port of `config` is one that the host's command line named.
 ///
 /// # Errors
 /// [`BindError`].
-pub async fn bind(config: &Config, dir: &AgentDir, resume: Option<u16>) -> Result<Bound, BindError> {
+pub async fn bind(
+    config: &Config,
+    dir: &AgentDir,
+    resume: Option<u16>,
+    is_asked: bool,
+) -> Result<Bound, BindError> {
     let host_error = |source| BindError::Host { host: config.host.clone(), source };
     // A changed `host` acts at the host's next start: a respawned sidecar listens where it did.
     let before = resume.and_then(|port| state::read(&dir.state_file(port)).ok().flatten()?.address);
@@ -82,7 +88,8 @@ pub async fn bind(config: &Config, dir: &AgentDir, resume: Option<u16>) -> Resul
                 tracing::warn!(port, holder, "the configured port is busy; trying for 5 s");
                 let retried = retry(at(port)).await;
                 if retried.is_err() {
-                    warnings.push(format!("port {port} (field \"port\" of the config) is held by {holder}"));
+                    let whose = if is_asked { "--port" } else { "field \"port\" of the config" };
+                    warnings.push(format!("port {port} ({whose}) is held by {holder}"));
                 }
                 Some(retried)
             }

@@ -74,7 +74,7 @@ pub async fn listen(
             tracing::info!(address = %bound.address, "the listening socket comes from the keeper");
             return Ok((bound, found));
         }
-        match bind::bind(config, dir, resume).await {
+        match bind::bind(config, dir, resume, hello.port.is_some()).await {
             // A keeper that is just starting, or just ending, may have it.
             Err(BindError::Busy { .. }) if Instant::now() < end => tokio::time::sleep(HANDOVER_STEP).await,
             Err(BindError::Busy { port, .. }) if evicted.is_none() && evict(dir, port, hello, host) => {

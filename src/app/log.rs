@@ -101,12 +101,13 @@ impl Drop for Line {
                 file.catch_up();
             }
         });
-        let _ = io::stderr().write_all(line.as_bytes());
+        let length = line.len() as u64;
+        super::lossy::line(line);
         let _ = FILE.try_with(|file| {
             if let Ok(mut file) = file.try_borrow_mut()
                 && let Some(file) = file.as_mut()
             {
-                file.count(line.len() as u64);
+                file.count(length);
             }
         });
     }

@@ -22,6 +22,7 @@ pub mod keeping;
 pub mod life;
 mod listeners;
 pub mod log;
+pub mod lossy;
 pub mod operate;
 mod peer;
 mod programs;

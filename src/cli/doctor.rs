@@ -11,6 +11,7 @@ use super::{exit, install, operate, out};
 use crate::config::{AgentDir, Env, is_loopback, store};
 use crate::control::status::{Status, Tunnel};
 use crate::control::{self, Found};
+use crate::frame::messages::Server;
 use crate::install::{Installer, Tool};
 use crate::process::Identity;
 use crate::text::{clean, with_causes};
@@ -261,6 +262,7 @@ fn sidecar(status: &Status) -> Vec<Finding> {
         ),
         other => wrong(format!("{at} is {}", clean(other, 40)), "look again in a moment"),
     });
+    findings.extend(status.host.server.as_ref().and_then(server));
     if status.version != crate::app::VERSION {
         findings.push(wrong(
             format!(
@@ -333,6 +335,25 @@ fn sidecar(status: &Status) -> Vec<Finding> {
             .map(|note| wrong(note.clone(), "undo the change, or make it right and restart what it names")),
     );
     findings
+}
+
+/// The server that `a2mcp wrap` keeps.
+fn server(server: &Server) -> Option<Finding> {
+    let reason = server.reason.as_ref().map_or("not known".into(), |reason| clean(reason, 300));
+    Some(match server.state.as_str() {
+        "running" => fine(format!("the wrapped server runs ({} restart(s))", server.restarts)),
+        "failed" => wrong(
+            format!("the wrapped server ended again and again, calls are refused; its last end: {reason}"),
+            "see what it wrote in the terminal of `a2mcp wrap` and try its command by itself; it is tried again every minute, and at once when `a2mcp wrap` is started anew",
+        ),
+        "starting" if server.restarts > 0 => wrong(
+            format!(
+                "the wrapped server ended and is being started again, calls wait; its last end: {reason}"
+            ),
+            "look again in a moment",
+        ),
+        _ => return None,
+    })
 }
 
 /// Nothing is to be said of a tunnel nobody opened.

@@ -15,15 +15,19 @@ pub mod target;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 
 use target::Target;
 
-use crate::app::{life, log};
+use crate::app::{life, log, lossy};
 use crate::config::{AgentDir, Env, store};
 use crate::install::Tool;
 use crate::{keeper, process, refhost, wrap};
+
+/// How long the last lines of `wrap` may take when nobody reads them.
+const LAST_LINES: Duration = Duration::from_millis(200);
 
 /// Exit codes that every command shares (contract 16).
 pub mod exit {
@@ -231,7 +235,7 @@ fn wrap_server(args: &wrap::WrapArgs, given: Option<AgentDir>, env: &Env) -> Exi
         out::note("no home directory is known; name a directory for config and logs with --agent-dir DIR");
         return ExitCode::from(exit::USAGE);
     };
-    match wrap::run(args, &dir, env, &mut out::Stdout) {
+    let code = match wrap::run(args, &dir, env, out::Stdout) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             out::note(&error.to_string());
@@ -240,7 +244,9 @@ fn wrap_server(args: &wrap::WrapArgs, given: Option<AgentDir>, env: &Env) -> Exi
             }
             ExitCode::from(error.exit_code())
         }
-    }
+    };
+    lossy::flush(LAST_LINES);
+    code
 }
 
 /// The bridge that `tools` and `call` mean: the one named, else the sidecar that runs here.

@@ -5,6 +5,7 @@
 use std::borrow::Cow;
 use std::io::{self, IsTerminal, Write};
 
+use crate::app::lossy;
 use crate::text;
 
 /// Writes `text` and a line feed (unless it ends in one) to stdout. A reader that went away (`| head`)
@@ -40,12 +41,12 @@ impl Write for Stdout {
 
 /// Says something to the person on stderr, as one line. Nothing can be done when that fails.
 pub fn note(message: &str) {
-    let _ = writeln!(io::stderr().lock(), "a2mcp: {}", text::clean(message, 2000));
+    lossy::line(format!("a2mcp: {}\n", text::clean(message, 2000)));
 }
 
 /// Like [`note`], for a text of our own with several lines.
 pub fn explain(message: &str) {
-    let _ = writeln!(io::stderr().lock(), "{}", text::clean_block(message));
+    lossy::line(format!("{}\n", text::clean_block(message)));
 }
 
 /// Shows a line on a terminal's stderr that the next one replaces; an empty one clears it.

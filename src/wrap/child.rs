@@ -3,10 +3,9 @@
 
 use std::collections::VecDeque;
 use std::ffi::OsStr;
-use std::io::{self, Write as _};
+use std::io;
 use std::process::Stdio;
 use std::rc::Rc;
-use std::sync::mpsc as blocking;
 use std::time::Duration;
 
 use rustix::process::Signal;
@@ -15,6 +14,7 @@ use tokio::io::AsyncReadExt as _;
 use tokio::process::{Child, ChildStderr, ChildStdin, ChildStdout};
 
 use super::config::Spec;
+use crate::app::lossy;
 use crate::process::{self, Identity};
 use crate::refhost::launch::Exit;
 use crate::text::{clean, clean_block};
@@ -23,8 +23,6 @@ use crate::text::{clean, clean_block};
 const MAX_TAIL: usize = 64 << 10;
 /// The longest line of it that is shown, in characters.
 const MAX_SHOWN: usize = 2000;
-/// Lines that may wait for the terminal.
-const QUEUE: usize = 256;
 /// How long a server may take to end by the end of its input …
 const END_OF_INPUT: Duration = Duration::from_secs(2);
 /// … and its guard to end it.
@@ -105,24 +103,12 @@ impl ServerProcess {
 }
 
 /// What a server wrote to its stderr: always read, shown line by line, its end kept.
+#[derive(Default)]
 pub(super) struct Stderr {
     kept: RefCell<VecDeque<u8>>,
-    lines: blocking::SyncSender<String>,
 }
 
 impl Stderr {
-    /// Shows lines on our own stderr, from a thread of its own: a terminal that stands still stops
-    /// nobody but that thread.
-    pub(super) fn new() -> Rc<Self> {
-        let (lines, shown) = blocking::sync_channel::<String>(QUEUE);
-        std::thread::spawn(move || {
-            for line in shown {
-                let _ = io::stderr().write_all(line.as_bytes());
-            }
-        });
-        Rc::new(Self { kept: RefCell::default(), lines })
-    }
-
     /// Reads to the end.
     pub(super) async fn read(self: Rc<Self>, mut errors: ChildStderr) {
         self.kept.borrow_mut().clear();
@@ -138,19 +124,18 @@ impl Stderr {
             for piece in chunk[..count].split_inclusive(|byte| *byte == b'\n') {
                 line.extend_from_slice(piece);
                 if piece.ends_with(b"\n") || line.len() > MAX_TAIL {
-                    self.show(&std::mem::take(&mut line));
+                    Self::show(&std::mem::take(&mut line));
                 }
             }
         }
         if !line.is_empty() {
-            self.show(&line);
+            Self::show(&line);
         }
     }
 
-    fn show(&self, line: &[u8]) {
+    fn show(line: &[u8]) {
         let line = String::from_utf8_lossy(line);
-        // Lossy: what nobody reads fast enough is dropped.
-        let _ = self.lines.try_send(format!("[server] {}\n", clean(line.trim_end(), MAX_SHOWN)));
+        lossy::foreign(format!("[server] {}\n", clean(line.trim_end(), MAX_SHOWN)));
     }
 
     /// The end of what the last one wrote, for people.

@@ -2,7 +2,8 @@
 //! in. It lives as long as the process; what was not answered by then learns how the process ended.
 //!
 //! Requests of callers say whose they are ([`Who`]); that is how a question of the server finds the one
-//! session it can belong to. Payloads are slices of what was read; nothing here parses them.
+//! session it can belong to. One that its caller gave up stays that session's until the server has answered
+//! it: only then is it over there. Payloads are slices of what was read; nothing here parses them.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -24,6 +25,9 @@ use crate::refhost::tools::error_outcome;
 
 /// So many bytes may wait for a server that does not read its input; then calls are refused.
 const MAX_UNREAD: usize = 256 << 20;
+/// So many requests that were given up are remembered until the server answers them. With more nobody can
+/// say any more whose its questions are.
+const MAX_GIVEN_UP: usize = 10_000;
 /// Least room for a read.
 const READ: usize = 64 << 10;
 
@@ -46,6 +50,17 @@ pub(super) struct Who {
     pub(super) key: String,
 }
 
+/// Whom the server can mean by what it says.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Addressee {
+    /// The only session with requests that it has not answered; the newest one that is waited for.
+    Waiting(Who),
+    /// As above, but all of them were given up.
+    Gone,
+    /// Nobody, or one of several.
+    Unclear,
+}
+
 /// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Connection {
@@ -55,17 +70,22 @@ pub(super) struct Connection {
     out_wanted: Notify,
     pending: RefCell<HashMap<u64, Pending>>,
     last_id: Cell<u64>,
+    /// How many of the pending ones nobody waits for any more.
+    given_up: Cell<usize>,
+    /// There were too many of them to remember.
+    has_forgotten: Cell<bool>,
     /// How the process ended.
     end: RefCell<Option<String>>,
 }
 
 #[derive(Debug)]
 struct Pending {
-    reply: oneshot::Sender<Outcome>,
+    /// Absent once it was given up.
+    reply: Option<oneshot::Sender<Outcome>>,
     who: Option<Who>,
 }
 
-/// A request that was sent. Dropped before its answer it is forgotten, not cancelled.
+/// A request that was sent. Dropped before its answer it is given up, not cancelled.
 #[derive(Debug)]
 pub(super) struct Sent {
     connection: Rc<Connection>,
@@ -99,7 +119,7 @@ impl Sent {
 
 impl Drop for Sent {
     fn drop(&mut self) {
-        self.connection.pending.borrow_mut().remove(&self.id);
+        self.connection.give_up(self.id);
     }
 }
 
@@ -123,7 +143,7 @@ impl Connection {
         let id = self.last_id.get() + 1;
         self.last_id.set(id);
         let (reply, answer) = oneshot::channel();
-        self.pending.borrow_mut().insert(id, Pending { reply, who });
+        self.pending.borrow_mut().insert(id, Pending { reply: Some(reply), who });
         let head = format!(r#"{{"jsonrpc":"2.0","id":{id},"method":{},"params":"#, raw::quote(method));
         self.push(head, params);
         Ok(Sent { connection: self.clone(), id, answer })
@@ -158,25 +178,58 @@ impl Connection {
         self.out_wanted.notify_one();
     }
 
-    /// The newest request of the only session that has any in flight; `None` when there is none, or
-    /// several have.
-    pub(super) fn only_session(&self) -> Option<Who> {
+    /// Whom the server can mean by what it says now.
+    pub(super) fn addressee(&self) -> Addressee {
+        if self.has_forgotten.get() {
+            return Addressee::Unclear;
+        }
         let pending = self.pending.borrow();
+        let mut sid: Option<&str> = None;
         let mut newest: Option<(u64, &Who)> = None;
         for (id, waiting) in pending.iter() {
             let Some(who) = &waiting.who else { continue };
-            match newest {
-                Some((_, other)) if other.sid != who.sid => return None,
-                Some((newer, _)) if newer > *id => {}
-                _ => newest = Some((*id, who)),
+            if sid.is_some_and(|sid| sid != who.sid) {
+                return Addressee::Unclear;
+            }
+            sid = Some(&who.sid);
+            if waiting.reply.is_some() && newest.is_none_or(|(newer, _)| newer < *id) {
+                newest = Some((*id, who));
             }
         }
-        newest.map(|(_, who)| who.clone())
+        match (newest, sid) {
+            (Some((_, who)), _) => Addressee::Waiting(who.clone()),
+            (None, Some(_)) => Addressee::Gone,
+            (None, None) => Addressee::Unclear,
+        }
     }
 
-    /// Whether this request is still in flight.
+    /// Whether somebody still waits for this request.
     pub(super) fn has(&self, key: &str) -> bool {
-        self.pending.borrow().values().any(|waiting| waiting.who.as_ref().is_some_and(|who| who.key == key))
+        let is_it = |waiting: &Pending| waiting.who.as_ref().is_some_and(|who| who.key == key);
+        self.pending.borrow().values().any(|waiting| waiting.reply.is_some() && is_it(waiting))
+    }
+
+    /// The server has answered this request: who waits for it, if anybody does.
+    fn answered(&self, id: u64) -> Option<oneshot::Sender<Outcome>> {
+        let reply = self.pending.borrow_mut().remove(&id)?.reply;
+        if reply.is_none() {
+            self.given_up.set(self.given_up.get() - 1);
+        }
+        reply
+    }
+
+    /// Nobody waits for this request any more; whose it is stays known until the server has answered it.
+    fn give_up(&self, id: u64) {
+        let mut pending = self.pending.borrow_mut();
+        let Some(waiting) = pending.get_mut(&id) else { return };
+        if waiting.who.is_none() {
+            pending.remove(&id);
+        } else if self.given_up.get() >= MAX_GIVEN_UP {
+            pending.remove(&id);
+            self.has_forgotten.set(true);
+        } else if waiting.reply.take().is_some() {
+            self.given_up.set(self.given_up.get() + 1);
+        }
     }
 
     fn ended(&self) -> String {
@@ -235,8 +288,8 @@ impl Connection {
             Cut::Blank => return peer.clone().skipped("a blank line"),
             Cut::TooLong { bytes, id } => {
                 let error = format!("the server's answer of {bytes} bytes exceeds the limit of a line");
-                if let Some(waiting) = id.and_then(|id| self.pending.borrow_mut().remove(&id)) {
-                    let _ = waiting.reply.send(error_outcome(code::FAILED, &error));
+                if let Some(reply) = id.and_then(|id| self.answered(id)) {
+                    let _ = reply.send(error_outcome(code::FAILED, &error));
                 }
                 return peer.clone().skipped("a line over the limit");
             }
@@ -263,10 +316,10 @@ impl Connection {
         match (message.shape, message.method.as_deref()) {
             (Shape::Answer, _) => {
                 let id = message.id.as_ref().and_then(|id| std::str::from_utf8(id).ok()?.parse().ok());
-                let waiting = id.and_then(|id: u64| self.pending.borrow_mut().remove(&id));
+                let waiting = id.and_then(|id: u64| self.answered(id));
                 match (waiting, message.error, message.result) {
-                    (Some(waiting), Some(error), _) => drop(waiting.reply.send(Outcome::Error(error))),
-                    (Some(waiting), None, Some(result)) => drop(waiting.reply.send(Outcome::Result(result))),
+                    (Some(reply), Some(error), _) => drop(reply.send(Outcome::Error(error))),
+                    (Some(reply), None, Some(result)) => drop(reply.send(Outcome::Result(result))),
                     // Mostly the answer to what was cancelled meanwhile.
                     _ => tracing::debug!("an answer of the server that nobody waits for"),
                 }

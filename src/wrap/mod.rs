@@ -27,8 +27,9 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use tokio::sync::watch;
+use tokio::task::JoinSet;
 
-use crate::app::{life, log};
+use crate::app::{life, log, lossy};
 use crate::config::{AgentDir, Env};
 use crate::frame::messages::{Hello, HelloResult, HostInfo, Level, Notice, PROTOCOL};
 use crate::process::{self, Identity};
@@ -40,7 +41,7 @@ use crate::signals::Watch;
 use crate::text::clean;
 use config::{Spec, SpecError};
 use tools::WrappedTools;
-use wrapped::{Phase, ServerInfo, Wrapped};
+use wrapped::{NOT_STARTED, Phase, ServerInfo, Wrapped};
 
 /// How long calls may take after SIGTERM (contract 15).
 const GRACE: Duration = Duration::from_secs(10);
@@ -51,6 +52,9 @@ const MAX_INSTRUCTIONS: usize = 64 << 10;
 
 /// Arguments of `a2mcp wrap`.
 #[derive(Debug, Clone, Default, clap::Args)]
+#[command(
+    after_help = "Config, token, log and audit are in ~/.a2mcp unless --agent-dir names another directory; --pid has no\nmeaning here."
+)]
 pub struct WrapArgs {
     /// The port of the endpoint; by default what the config says, else the last one
     #[arg(long, value_name = "N")]
@@ -133,13 +137,21 @@ pub fn default_dir(env: &Env) -> Option<PathBuf> {
 ///
 /// # Errors
 /// [`WrapError`]; nothing is left running then either.
-pub fn run(args: &WrapArgs, agent_dir: &AgentDir, env: &Env, out: &mut dyn Write) -> Result<(), WrapError> {
+pub fn run(
+    args: &WrapArgs,
+    agent_dir: &AgentDir,
+    env: &Env,
+    out: impl Write + Send + 'static,
+) -> Result<(), WrapError> {
     let spec = Spec::choose(&args.command, args.config.as_deref(), args.server.as_deref())?;
     process::raise_open_files();
+    // Nothing here may wait for who reads our stderr.
+    lossy::start();
     log::start();
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(io_error("start"))?;
-    let end = tokio::task::LocalSet::new().block_on(&runtime, wrap(args, spec, agent_dir, env, out));
+    let end =
+        tokio::task::LocalSet::new().block_on(&runtime, wrap(args, spec, agent_dir, env, Box::new(out)));
     runtime.shutdown_background();
     end
 }
@@ -149,7 +161,7 @@ async fn wrap(
     spec: Spec,
     agent_dir: &AgentDir,
     env: &Env,
-    out: &mut dyn Write,
+    out: Box<dyn Write + Send>,
 ) -> Result<(), WrapError> {
     let mut signals = Watch::open(&crate::refhost::END_SIGNALS).map_err(io_error("watch for signals"))?;
     agent_dir.create().map_err(io_error("use the agent directory"))?;
@@ -171,6 +183,8 @@ async fn wrap(
     // Ends by itself within seconds; a second signal does not make it faster.
     match (&mut keeping).await {
         Ok(Err(reason)) if end.is_ok() => {
+            // The error itself says that.
+            let reason = reason.strip_prefix(NOT_STARTED).unwrap_or(&reason).to_owned();
             Err(WrapError::Server { program, reason, stderr: wrapped.last_words() })
         }
         _ => end,
@@ -201,7 +215,7 @@ async fn serve(
     info: &ServerInfo,
     (state, agent_dir, env): (Rc<HostState>, &AgentDir, &Env),
     signals: &mut Watch,
-    out: &mut dyn Write,
+    out: Box<dyn Write + Send>,
 ) -> Result<(), WrapError> {
     let reporting = Rc::new(Reporting { wrapped: wrapped.clone(), first: watch::Sender::new(None) });
     let mut first = reporting.first.subscribe();
@@ -215,16 +229,25 @@ async fn serve(
     wrapped.connect(handle.clone());
     let running = shim.run();
     tokio::pin!(running);
-    let mut announced = false;
+    let mut out = Some(out);
+    // A task that is left behind when nobody reads our stdout.
+    let mut printing = JoinSet::new();
     let mut signalled = false;
     let mut printed = Ok(());
     let end = loop {
         tokio::select! {
             end = &mut running => break end,
-            served = first.wait_for(Option::is_some), if !announced => {
-                announced = true;
+            served = first.wait_for(Option::is_some), if out.is_some() => {
+                let Some(mut out) = out.take() else { continue };
                 let Ok(Some(hello)) = served.map(|hello| hello.clone()) else { continue };
-                printed = say(args, info, &hello, agent_dir, out);
+                let said = say(args, info, &hello, agent_dir);
+                printing.spawn_blocking(move || {
+                    let said = said?;
+                    out.write_all(&said).and_then(|()| out.flush()).map_err(io_error("print"))
+                });
+            }
+            Some(done) = printing.join_next() => {
+                printed = done.unwrap_or(Ok(()));
                 if printed.is_err() {
                     give(&handle, Order::Stop(Duration::ZERO));
                 }
@@ -243,13 +266,13 @@ async fn serve(
     }
 }
 
+/// What is printed when it serves.
 fn say(
     args: &WrapArgs,
     info: &ServerInfo,
     hello: &HelloResult,
     agent_dir: &AgentDir,
-    out: &mut dyn Write,
-) -> Result<(), WrapError> {
+) -> Result<Vec<u8>, WrapError> {
     let token = announce::token(agent_dir).map_err(WrapError::Failed)?;
     let name = if info.name.is_empty() { "The server" } else { &info.name };
     let serving = Serving {
@@ -261,7 +284,9 @@ fn say(
         agent_dir,
         files: "config, log and audit are",
     };
-    announce::announce(&serving, &token, args.json, out).map_err(io_error("print"))
+    let mut text = Vec::new();
+    announce::announce(&serving, &token, args.json, &mut text).map_err(io_error("print"))?;
+    Ok(text)
 }
 
 fn hello(args: &WrapArgs, info: &ServerInfo, env: &Env) -> Hello {

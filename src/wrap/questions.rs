@@ -1,8 +1,8 @@
 //! The server's own requests (sampling, elicitation, roots) on their way to a caller.
 //!
 //! A stdio server has one client and says not whom it asks. A question is attributed when exactly one
-//! session has requests in flight; otherwise it is answered with an error: one caller's prompt never shows
-//! at another. It goes out on the newest request of that session; should that one end first, on another of
+//! session has requests that the server has not answered, cancelled ones included; otherwise it is answered
+//! with an error: one caller's prompt never shows at another. It goes out on the newest request of that session; should that one end first, on another of
 //! the same session.
 
 use std::rc::Rc;
@@ -10,7 +10,7 @@ use std::rc::Rc;
 use bytes::Bytes;
 use tokio::sync::oneshot;
 
-use super::connection::Connection;
+use super::connection::{Addressee, Connection};
 use super::params::for_sidecar;
 use super::wrapped::Wrapped;
 use crate::frame::messages::code;
@@ -68,10 +68,16 @@ impl Wrapped {
         let failed = |message: &str| Err((code::FAILED, message.to_owned()));
         let mut asked_before: Option<String> = None;
         loop {
-            let Some(who) = connection.only_session() else {
-                return failed(
-                    "it is not known which caller this question belongs to: not exactly one session has calls in flight",
-                );
+            let who = match connection.addressee() {
+                Addressee::Waiting(who) => who,
+                Addressee::Gone => {
+                    return failed("the caller this question belongs to has given its call up");
+                }
+                Addressee::Unclear => {
+                    return failed(
+                        "it is not known which caller this question belongs to: not exactly one session has calls in flight, cancelled ones that you have not answered included",
+                    );
+                }
             };
             if asked_before.as_ref().is_some_and(|sid| *sid != who.sid) {
                 return failed("the session this question belonged to has no call in flight any more");

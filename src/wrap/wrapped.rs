@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::child::{Pipes, ServerProcess, Stderr};
 use super::config::Spec;
-use super::connection::{Connection, Peer};
+use super::connection::{Addressee, Connection, Peer};
 use super::params::for_sidecar;
 use super::respawn::{Next, Respawn};
 use crate::frame::messages::Server;
@@ -38,11 +38,14 @@ use crate::text::clean;
 const START: Duration = Duration::from_secs(180);
 /// How long its output is read on after its end, should somebody else hold it open.
 const DRAIN: Duration = Duration::from_secs(1);
-/// How long changes of the state are collected before they are told.
+/// How long counts are collected before they are told.
 const TELL_AFTER: Duration = Duration::from_millis(100);
 /// What we can do for a server: relay its questions to a caller. Roots only answer when asked during a
 /// call: no caller changes what a server may touch for the others.
 const CAPABILITIES: &str = r#"{"roots":{},"sampling":{},"elicitation":{}}"#;
+
+/// How the reason begins when not even a process was started.
+pub(super) const NOT_STARTED: &str = "it cannot be started: ";
 
 /// What a server said of itself.
 #[derive(Debug, Clone, Default)]
@@ -130,7 +133,7 @@ impl Wrapped {
     pub(super) fn new(spec: Spec, state: Rc<HostState>) -> Rc<Self> {
         Rc::new(Self {
             spec,
-            stderr: Stderr::new(),
+            stderr: Rc::default(),
             phase: watch::Sender::new(Phase::Starting),
             serving: watch::Sender::new(false),
             shim: OnceCell::new(),
@@ -183,19 +186,15 @@ impl Wrapped {
             );
             let next = respawn.ended(end.had_answered, Instant::now(), supervise::chance());
             let (Next::Start(pause) | Next::Failed(pause)) = next;
-            let state = match next {
-                Next::Start(_) => {
-                    self.phase.send_replace(Phase::Starting);
-                    "starting"
-                }
+            let (state, phase) = match next {
+                Next::Start(_) => ("starting", Phase::Starting),
                 Next::Failed(_) => {
                     let reason = format!("it ended again and again, the last time: {}", end.reason);
                     tracing::error!(
                         "the server failed: {reason}; it is tried again every {} s",
                         pause.as_secs()
                     );
-                    self.phase.send_replace(Phase::Failed(reason));
-                    "failed"
+                    ("failed", Phase::Failed(reason))
                 }
             };
             self.tell(|status| {
@@ -204,6 +203,7 @@ impl Wrapped {
                 status.restarts += 1;
                 status.reason = Some(end.reason.clone());
             });
+            self.phase.send_replace(phase);
             tokio::select! {
                 () = tokio::time::sleep(pause) => {}
                 () = self.stop.cancelled() => {}
@@ -220,7 +220,14 @@ impl Wrapped {
         let (mut process, pipes) = match ServerProcess::spawn(&self.spec) {
             Ok(started) => started,
             Err(error) => {
-                return End { had_answered: false, reason: format!("it cannot be started: {error}") };
+                let reason = match &self.spec.cwd {
+                    Some(cwd) if !cwd.is_dir() => {
+                        let cwd = clean(&cwd.to_string_lossy(), 400).into_owned();
+                        format!("{NOT_STARTED}its working directory {cwd} (\"cwd\") is no directory")
+                    }
+                    _ => format!("{NOT_STARTED}{error}"),
+                };
+                return End { had_answered: false, reason };
             }
         };
         let pid = process.pid();
@@ -337,8 +344,14 @@ impl Wrapped {
         }
     }
 
-    /// Changes the status and tells the sidecar, soon.
-    fn tell(self: &Rc<Self>, change: impl FnOnce(&mut Server)) {
+    /// Changes the status and tells the sidecar.
+    fn tell(&self, change: impl FnOnce(&mut Server)) {
+        change(&mut self.status.borrow_mut());
+        self.state.set_server(self.status.borrow().clone());
+    }
+
+    /// As [`Wrapped::tell`] for what changes often: soon.
+    fn tell_soon(self: &Rc<Self>, change: impl FnOnce(&mut Server)) {
         change(&mut self.status.borrow_mut());
         if !self.telling.replace(true) {
             let wrapped = self.clone();
@@ -382,7 +395,12 @@ impl Peer for Wrapped {
                 shim.report(Cow::Borrowed("notifications/progress"), for_sidecar(params, None))
             }
             "notifications/message" => {
-                let call = connection.only_session().map(|who| who.key);
+                let call = match connection.addressee() {
+                    Addressee::Waiting(who) => Some(who.key),
+                    // Nobody's any more, and not everybody's.
+                    Addressee::Gone => return true,
+                    Addressee::Unclear => None,
+                };
                 shim.report(Cow::Borrowed("notifications/message"), for_sidecar(params, call.as_deref()))
             }
             "notifications/cancelled" => {
@@ -401,7 +419,7 @@ impl Peer for Wrapped {
     }
 
     fn skipped(self: Rc<Self>, what: &str) {
-        self.tell(|status| status.skipped_lines += 1);
+        self.tell_soon(|status| status.skipped_lines += 1);
         let count = self.status.borrow().skipped_lines;
         if count == 1 || count.is_multiple_of(50) {
             tracing::warn!(count, what, "the server's stdout: line skipped");

@@ -125,8 +125,8 @@ fn the_list_is_the_servers_over_all_its_pages_and_only_that_can_be_called() {
     let wrap = Wrap::start(&["--pages", "4"]);
     let mut session = wrap.session();
     let mut listed = names(&mut session);
-    assert_eq!(listed.split_off(27), ["xfer_share", "xfer_status", "xfer_stop"], "the sidecar's own");
-    assert_eq!((listed[0].as_str(), listed[26].as_str()), ("test_simple_text", "argv"));
+    assert_eq!(listed.split_off(30), ["xfer_share", "xfer_status", "xfer_stop"], "the sidecar's own");
+    assert_eq!((listed[0].as_str(), listed[29].as_str()), ("test_simple_text", "argv"));
     assert!(text(&session.call("no_such_tool", "{}")).contains("not exposed"));
     let mut stream = session.listen();
     let grown = session.call_text("grow", "{}");
@@ -242,6 +242,55 @@ fn a_question_goes_to_the_only_session_with_calls_in_flight() {
     let mut stream = plain.ask_call("1", "roots", "{}", None).stream();
     let result = stream.until(|message| message["id"] == 1)["result"].clone();
     assert!(text(&result).contains("did not declare"), "{result}");
+}
+
+/// A server that works on although its call was cancelled asks nobody else what it wanted to ask.
+#[test]
+fn what_a_cancelled_calls_server_asks_reaches_nobody_else() {
+    let wrap = Wrap::start_with(STREAMS, &[], &[]);
+    let (port, token) = (wrap.port(), wrap.token());
+    let second = Client::declaring(port, &token, ALL);
+    let mut asked = 0;
+    for is_end in [false, true] {
+        let first = Client::declaring(port, &token, ALL);
+        let give_up = |rpc_id: &str, cancels: usize| {
+            if is_end {
+                assert_eq!(first.again().delete().status, 204);
+            } else {
+                first.cancel(rpc_id);
+            }
+            wrap.until_noted("cancelled", cancels)
+        };
+        let stream = first.ask_call("1", "stubborn", r#"{"until":"poke"}"#, None).stream();
+        wrap.until_noted("call", asked * 2 + 1);
+        give_up("1", asked + 1);
+        drained(stream);
+        // The only one who waits is the second.
+        let messages = second.ask_call("1", "poke", "{}", None).stream().rest();
+        assert!(messages.iter().all(|message| message["method"] != "elicitation/create"), "{messages:?}");
+        assert_eq!(text(&messages.last().unwrap()["result"]), "poked");
+        asked += 1;
+        let noted = wrap.until_noted("stubborn", asked);
+        let error = noted[asked - 1]["error"].as_str().unwrap();
+        assert!(error.contains("not exactly one session"), "{error}");
+    }
+    // Nobody waits at all: its log message is nobody's either.
+    let first = Client::declaring(port, &token, ALL);
+    let bystander = second.listen();
+    let stream = first.ask_call("1", "stubborn", "{}", None).stream();
+    wrap.until_noted("call", asked * 2 + 1);
+    first.cancel("1");
+    drained(stream);
+    let noted = wrap.until_noted("stubborn", asked + 1);
+    let error = noted[asked]["error"].as_str().unwrap();
+    assert!(error.contains("has given its call up"), "{error}");
+    assert!(bystander.is_silent_for(Duration::from_millis(100)), "a log message of another's call");
+
+    // All of them are answered now: who asks is known again.
+    let mut stream = second.ask_call("2", "test_elicitation", r#"{"message":"m"}"#, None).stream();
+    let question = stream.until(|message| message["method"] == "elicitation/create");
+    second.answer(&question["id"], r#""result":{"action":"decline"}"#);
+    stream.until(|message| message["id"] == 2);
 }
 
 #[test]
@@ -380,6 +429,14 @@ fn what_cannot_be_wrapped_is_said_with_what_it_wrote() {
         err.contains("`no-such-program-anywhere` cannot be started") && err.contains("No such file"),
         "{err}"
     );
+    assert!(!err.contains("it cannot be started"), "once is enough: {err}");
+    let file = dir.path().join("mcp.json");
+    std::fs::write(&file, r#"{"mcpServers":{"s":{"command":"cat","cwd":"/no/such/place"}}}"#).unwrap();
+    let output = wrapping(dir.path(), "{}", &["--server", "s", "--config"]).arg(&file).output().unwrap();
+    let err = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(err.contains("`cat` cannot be started: its working directory /no/such/place (\"cwd\")"), "{err}");
+    let (_, help, _) = run(&["--help"]);
+    assert!(help.contains("~/.a2mcp unless --agent-dir"), "{help}");
     let err = start(&["python3", script, "--exit-at-start", "3"]);
     assert!(err.contains("exit code 3") && err.contains("no database"), "{err}");
     assert!(!err.contains('\u{1b}'), "nothing of it drives a terminal: {err:?}");
@@ -409,4 +466,7 @@ fn the_port_of_the_command_line_stands_before_the_configs() {
     assert_eq!(wrap.status()["notes"], json!([]), "the config's port is no news");
     let text = std::fs::read_to_string(wrap.dir.path().join("a2mcp.json")).unwrap();
     assert!(text.contains("\"port\""), "the config is the operator's: {text}");
+    let other = Wrap::start_with("{}", &["--port", &port.to_string()], &[]);
+    let expected = format!("port {port} (--port) is held by");
+    eventually("a word on the port", || other.stderr().contains(&expected).then_some(()));
 }

@@ -12,7 +12,7 @@ use crate::support::caller::{Caller, Way};
 use crate::support::eventually;
 use crate::support::http::Client;
 use crate::support::reference::identity;
-use crate::support::wrap::Wrap;
+use crate::support::wrap::{Wrap, script, wrapping};
 
 /// What a dead host may take to leave nothing behind (contract 15).
 const GONE: Duration = Duration::from_secs(3);
@@ -128,6 +128,77 @@ fn a_server_that_dies_costs_its_calls_and_nothing_else() {
     assert_eq!(wrap.sidecar(), identity(&wrap.ready["pid"]), "the sidecar noticed nothing");
 }
 
+/// A pipe that has no room left.
+fn full_pipe() -> (std::io::PipeReader, std::io::PipeWriter) {
+    use std::io::Write as _;
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    let flags = rustix::fs::fcntl_getfl(&writer).unwrap();
+    rustix::fs::fcntl_setfl(&writer, flags | rustix::fs::OFlags::NONBLOCK).unwrap();
+    while writer.write(&[b'.'; 4096]).is_ok() {}
+    while writer.write(b".").is_ok() {}
+    rustix::fs::fcntl_setfl(&writer, flags).unwrap();
+    (reader, writer)
+}
+
+/// A terminal that stands still, or a log collector that hangs.
+#[test]
+fn a_stderr_that_nobody_reads_stops_nothing() {
+    use std::io::Read as _;
+    for is_read_later in [false, true] {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut reader, writer) = full_pipe();
+        let mut command = wrapping(dir.path(), "{}", &["--", "python3"]);
+        command.arg(script()).arg("--note").arg(dir.path().join("note"));
+        let mut wrap = Wrap::run_with(dir, &mut command, writer.into());
+        drop(command);
+        let mut session = wrap.session();
+        for round in 1..4 {
+            let result = session.call("die", "{}");
+            assert!(text(&result).contains("outcome unknown"), "{result}");
+            wrap.until_noted("initialize", 1 + round);
+        }
+        // More lines than may wait.
+        session.call("chatter", r#"{"lines":2000}"#);
+        let said = is_read_later.then(|| {
+            std::thread::spawn(move || {
+                let mut said = String::new();
+                reader.read_to_string(&mut said).unwrap();
+                said
+            })
+        });
+        let all = [wrap.host(), wrap.process(), wrap.guard(), wrap.sidecar()];
+        all[0].signal(Signal::TERM);
+        let took = gone(&all);
+        assert!(took < GONE, "{took:?}");
+        assert!(wrap.program.end().success());
+        if let Some(said) = said.map(|said| said.join().unwrap()) {
+            assert_eq!(said.matches("the server ended: exit code 7").count(), 3, "{said}");
+            assert!(said.contains("line(s) are missing here"), "{said}");
+        }
+    }
+}
+
+/// Its stdout likewise: whoever started it may never read the line.
+#[test]
+fn a_stdout_that_nobody_reads_does_not_hold_up_the_end() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_reader, writer) = full_pipe();
+    let mut command = wrapping(dir.path(), "{}", &["--", "python3"]);
+    command.arg(script()).arg("--note").arg(dir.path().join("note"));
+    let mut child = command.stdout(writer).stderr(std::process::Stdio::null()).spawn().unwrap();
+    drop(command);
+    let host = Identity::of(child.id()).unwrap();
+    eventually("a running server", || {
+        let (code, out, _) =
+            crate::support::cli(&["status", "--json"], Some(dir.path()), &Default::default());
+        (code == 0 && out.contains("running")).then_some(())
+    });
+    host.signal(Signal::TERM);
+    let took = gone(&[host]);
+    assert!(took < GONE, "{took:?}");
+    assert!(child.wait().unwrap().success());
+}
+
 /// P8.
 #[test]
 fn a_server_that_dies_again_and_again_is_not_started_for_ever() {
@@ -143,8 +214,12 @@ fn a_server_that_dies_again_and_again_is_not_started_for_ever() {
     let reason = text(&result);
     assert!(reason.contains("does not run") && reason.contains("exit code 3"), "{reason}");
     assert!(begun.elapsed() > Duration::from_millis(1800), "the pauses grow");
-    let server =
-        eventually("the status", || Some(wrap.server()).filter(|server| server["state"] == "failed"));
+    let server = wrap.server();
+    assert_eq!(server["state"], "failed", "whoever was told sees it: {server}");
+    let (code, out, err) = crate::support::cli(&["doctor"], Some(wrap.dir.path()), &Default::default());
+    assert_eq!(code, 1, "{err}");
+    assert!(out.contains("WRONG the wrapped server ended again and again"), "{out}");
+    assert!(out.contains("exit code 3") && out.contains("try its command by itself"), "{out}");
     assert!(server["reason"].as_str().unwrap().contains("exit code 3"), "{server}");
     assert_eq!(server.get("pid"), None, "{server}");
     assert_eq!(wrap.noted("start").len(), 5);

@@ -155,12 +155,15 @@ TOOLS = {
     "json_schema_2020_12_tool": JSON_SCHEMA_2020_12,
     "echo": schema(),
     "hang": schema(),
+    "stubborn": schema(until=STRING),
+    "poke": schema(),
     "slow": schema(seconds=NUMBER, step=NUMBER),
     "large": schema(bytes=NUMBER),
     "latin": schema(),
     "die": schema(code=NUMBER),
     "grow": schema(),
     "shout": schema(bytes=NUMBER),
+    "chatter": schema(lines=NUMBER),
     "roots": schema(),
     "timed": schema(),
     "progress_burst": schema(steps=NUMBER),
@@ -169,6 +172,7 @@ TOOLS = {
     "argv": schema(),
 }
 wanted_level = []
+poked, stubborn_done = threading.Event(), threading.Event()
 subscribed = set()
 
 
@@ -250,6 +254,24 @@ def call(request, params, raw):
             while request not in cancelled:
                 time.sleep(0.005)
             return None
+        case "stubborn":
+            # A cancel means nothing to it.
+            while request not in cancelled:
+                time.sleep(0.005)
+            if given.get("until") == "poke":
+                poked.wait(60)
+                poked.clear()
+            notify("notifications/message", {"level": "error", "data": "stubborn"})
+            answer, error = ask("elicitation/create", {"message": "secret", "requestedSchema": schema()})
+            note("stubborn", answer=answer, error=error)
+            send({"jsonrpc": "2.0", "id": request, "result": content(text("done"))})
+            stubborn_done.set()
+            return None
+        case "poke":
+            stubborn_done.clear()
+            poked.set()
+            stubborn_done.wait(60)
+            return content(text("poked"))
         case "slow":
             seconds = given.get("seconds", 0)
             until = time.monotonic() + seconds
@@ -287,6 +309,10 @@ def call(request, params, raw):
             sys.stderr.write("loud " * (int(given["bytes"]) // 5) + "\nthe last line\n")
             sys.stderr.flush()
             return content(text("shouted"))
+        case "chatter":
+            sys.stderr.write("blah\n" * int(given["lines"]))
+            sys.stderr.flush()
+            return content(text("chattered"))
         case "roots":
             answer, error = ask("roots/list", {})
             return content(text(error or json.dumps(answer)), error=bool(error))
@@ -455,7 +481,10 @@ def serve(message, line):
     except Exception as error:
         send({"jsonrpc": "2.0", "id": key, "error": {"code": -32602, "message": str(error)}})
         return
-    if result is not None and key not in cancelled:
+    if key in cancelled:
+        # As the Python SDK does it; nobody waits for it.
+        send({"jsonrpc": "2.0", "id": key, "error": {"code": 0, "message": "Request cancelled"}})
+    elif result is not None:
         send({"jsonrpc": "2.0", "id": key, "result": result})
 
 

@@ -54,7 +54,12 @@ impl Wrap {
 
     pub fn run(dir: tempfile::TempDir, command: &mut Command) -> Self {
         let errors = std::fs::File::create(dir.path().join("wrap.stderr")).unwrap();
-        let mut program = Program::start_with(command, Stdio::from(errors));
+        Self::run_with(dir, command, errors.into())
+    }
+
+    /// With another stderr than a file.
+    pub fn run_with(dir: tempfile::TempDir, command: &mut Command, errors: Stdio) -> Self {
+        let mut program = Program::start_with(command, errors);
         let ready = within(SOON * 3, "the line of `wrap`", || {
             if let Some(status) = program.child.try_wait().unwrap() {
                 let said = std::fs::read_to_string(dir.path().join("wrap.stderr")).unwrap_or_default();
