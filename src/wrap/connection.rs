@@ -3,11 +3,12 @@
 //!
 //! Requests of callers say whose they are ([`Who`]); that is how a question of the server finds the one
 //! session it can belong to. One that its caller gave up stays that session's until the server has answered
-//! it: only then is it over there. Payloads are slices of what was read; nothing here parses them.
+//! it, for a minute at most: it may still be at work there. Payloads are slices of what was read; nothing here parses them.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
+use std::time::{Duration, Instant};
 
 use bytes::{Buf as _, Bytes};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
@@ -28,6 +29,9 @@ const MAX_UNREAD: usize = 256 << 20;
 /// So many requests that were given up are remembered until the server answers them. With more nobody can
 /// say any more whose its questions are.
 const MAX_GIVEN_UP: usize = 10_000;
+/// For so long one is waited for: a server that keeps to the specification never answers what was
+/// cancelled, and must not lose its questions to all other sessions for that.
+const GIVEN_UP_TIME: Duration = Duration::from_secs(60);
 /// Least room for a read.
 const READ: usize = 64 << 10;
 
@@ -82,6 +86,7 @@ pub(super) struct Connection {
 struct Pending {
     /// Absent once it was given up.
     reply: Option<oneshot::Sender<Outcome>>,
+    given_up_at: Option<Instant>,
     who: Option<Who>,
 }
 
@@ -143,7 +148,7 @@ impl Connection {
         let id = self.last_id.get() + 1;
         self.last_id.set(id);
         let (reply, answer) = oneshot::channel();
-        self.pending.borrow_mut().insert(id, Pending { reply: Some(reply), who });
+        self.pending.borrow_mut().insert(id, Pending { reply: Some(reply), given_up_at: None, who });
         let head = format!(r#"{{"jsonrpc":"2.0","id":{id},"method":{},"params":"#, raw::quote(method));
         self.push(head, params);
         Ok(Sent { connection: self.clone(), id, answer })
@@ -183,6 +188,7 @@ impl Connection {
         if self.has_forgotten.get() {
             return Addressee::Unclear;
         }
+        self.let_go(Instant::now());
         let pending = self.pending.borrow();
         let mut sid: Option<&str> = None;
         let mut newest: Option<(u64, &Who)> = None;
@@ -228,8 +234,19 @@ impl Connection {
             pending.remove(&id);
             self.has_forgotten.set(true);
         } else if waiting.reply.take().is_some() {
+            waiting.given_up_at = Some(Instant::now());
             self.given_up.set(self.given_up.get() + 1);
         }
+    }
+
+    /// What was given up long ago counts no more.
+    fn let_go(&self, now: Instant) {
+        let is_over =
+            |waiting: &Pending| waiting.given_up_at.is_some_and(|at| now.duration_since(at) > GIVEN_UP_TIME);
+        let mut pending = self.pending.borrow_mut();
+        let before = pending.len();
+        pending.retain(|_, waiting| !is_over(waiting));
+        self.given_up.set(self.given_up.get() - (before - pending.len()));
     }
 
     fn ended(&self) -> String {
