@@ -158,6 +158,76 @@ fn a_dufs_that_dies_while_no_sidecar_runs_comes_back() {
     assert_ne!(shared.dufs_pid(), pid);
 }
 
+/// A dufs that is broken as long as the returned file exists.
+fn breakable(dir: &std::path::Path) -> (std::path::PathBuf, std::path::PathBuf) {
+    use std::os::unix::fs::PermissionsExt as _;
+    let (program, broken) = (dir.join("dufs"), dir.join("broken"));
+    let script = format!(
+        "#!/bin/sh\n[ \"$1\" = -c ] && [ -e {} ] && {{ cat \"$2\"; exit 3; }}\nexec {} \"$@\"\n",
+        broken.display(),
+        dufs("0.46.0").display()
+    );
+    std::fs::write(&program, script).unwrap();
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+    (program, broken)
+}
+
+fn fails(shared: &mut Shared) {
+    eventually("the failure", || {
+        (shared.client.again().call("xfer_status", "{}").to_string().contains("failed")).then_some(())
+    });
+}
+
+#[test]
+fn what_was_stopped_while_dufs_was_dead_stays_stopped() {
+    let dir = tempfile::tempdir().unwrap();
+    let (program, broken) = breakable(dir.path());
+    for is_given_up in [false, true] {
+        let mut shared = Shared::of(&program, Setup::default());
+        shared.write("f", "x");
+        std::fs::write(&broken, "").unwrap();
+        processes::kill(shared.dufs_pid(), Signal::KILL);
+        eventually("its end", || (shared.get("/f").status == 502).then_some(()));
+        if is_given_up {
+            fails(&mut shared);
+        }
+        assert_eq!(ok(&shared.client.call("xfer_stop", "{}"))["stopped"], true);
+        std::fs::remove_file(&broken).unwrap();
+        kill(&mut shared.host);
+        shared.host = next(&shared.host, &program);
+        shared.client = shared.host.client();
+        assert_eq!((shared.status(), shared.get("/f").status), (json!({"serving": false}), 404));
+        shared.share();
+        assert_eq!(shared.result["replaced"], false);
+        let actions: Vec<_> = shared.audited().iter().map(|record| record["action"].clone()).collect();
+        assert_eq!(actions, ["share", "stop", "share"]);
+    }
+}
+
+#[test]
+fn a_share_that_never_began_does_not_begin_later() {
+    let dir = tempfile::tempdir().unwrap();
+    let (program, broken) = breakable(dir.path());
+    let mut shared = Shared::of(&program, Setup::default());
+    shared.write("f", "x");
+    let before = shared.status();
+    std::fs::write(&broken, "").unwrap();
+    let other = json!({ "path": shared.outside() }).to_string();
+    crate::share::error(&shared.client.call("xfer_share", &other));
+    std::fs::remove_file(&broken).unwrap();
+    for dufs_dies in [false, true] {
+        let pid = shared.dufs_pid();
+        kill(&mut shared.host);
+        if dufs_dies {
+            processes::kill(pid, Signal::KILL);
+        }
+        shared.host = next(&shared.host, &program);
+        shared.client = shared.host.client();
+        shared.until_served();
+        assert_eq!((shared.status(), shared.get("/f").text()), (before.clone(), "x".into()));
+    }
+}
+
 #[test]
 fn the_keepers_death_costs_only_a_moment() {
     let mut shared = Shared::start("0.46.0");

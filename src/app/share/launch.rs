@@ -28,7 +28,7 @@ const READY_STEP: Duration = Duration::from_millis(5);
 const PORT_TRIES: usize = 5;
 
 /// What a later sidecar is told of a file server.
-#[derive(Serialize, Deserialize)]
+#[derive(Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Told {
     v: u32,
@@ -38,6 +38,9 @@ pub(super) struct Told {
     pub(super) program: PathBuf,
     #[serde(default)]
     pub(super) installed: Option<Installed>,
+    /// Its caller was told that it serves: until then it does not count.
+    #[serde(default)]
+    pub(super) has_begun: bool,
     /// The share is over; if it still runs, it is to end.
     #[serde(default)]
     pub(super) is_over: bool,
@@ -48,7 +51,16 @@ impl Told {
     pub(super) fn over(share: &Share) -> Self {
         let terms = share.terms.clone();
         let (port, password, program) = (share.port.get(), String::new(), PathBuf::new());
-        Self { v: NOTE_VERSION, terms, port, password, program, installed: None, is_over: true }
+        Self {
+            v: NOTE_VERSION,
+            terms,
+            port,
+            password,
+            program,
+            installed: None,
+            has_begun: true,
+            is_over: true,
+        }
     }
 
     /// What an earlier sidecar said; `None` when it is not understood.
@@ -69,8 +81,27 @@ impl Owner {
         dufs::files(&dir, self.core.address.port(), id)
     }
 
-    /// Starts a file server for the share and waits until it answers.
-    pub(super) async fn launch(&mut self, share: &Share, password: &str) -> Result<(u64, Identity), String> {
+    /// What a later sidecar is told of the share's file server.
+    pub(super) fn told(&self, share: &Share, password: &str, has_begun: bool) -> Told {
+        Told {
+            v: NOTE_VERSION,
+            terms: share.terms.clone(),
+            port: share.port.get(),
+            password: password.to_owned(),
+            program: share.program.clone(),
+            installed: share.installed.clone(),
+            has_begun,
+            is_over: false,
+        }
+    }
+
+    /// Starts a file server for the share and waits until it answers. `has_begun`: it served before.
+    pub(super) async fn launch(
+        &mut self,
+        share: &Share,
+        password: &str,
+        has_begun: bool,
+    ) -> Result<(u64, Identity), String> {
         let (socket, config) = self.files(&share.terms.id);
         let mut wanted = Some(share.port.get()).filter(|port| *port != 0);
         let mut tries = 0;
@@ -80,15 +111,7 @@ impl Owner {
                 .map_err(|error| format!("no loopback port is free: {error}"))?;
             let run = dufs::Run { root: &share.terms.path, port, socket: &socket, password };
             run.write(&config).map_err(|error| format!("cannot write {}: {error}", config.display()))?;
-            let told = Told {
-                v: NOTE_VERSION,
-                terms: share.terms.clone(),
-                port,
-                password: password.to_owned(),
-                program: share.program.clone(),
-                installed: share.installed.clone(),
-                is_over: false,
-            };
+            let told = Told { port, ..self.told(share, password, has_begun) };
             let spawn = Spawn {
                 purpose: PURPOSE.into(),
                 program: share.program.to_string_lossy().into_owned(),
@@ -99,7 +122,15 @@ impl Owner {
                 note: told.note(),
             };
             let launched = match self.core.keeping.spawn(spawn).await {
-                Ok(child) => self.ready(share, &child).await.map(|()| (child.child, child.process)),
+                Ok(child) => {
+                    let ready = self.ready(share, &child).await.map(|()| (child.child, child.process));
+                    if ready.is_err() && !has_begun {
+                        // It never began: no later sidecar makes anything of it.
+                        let told = Told { has_begun: false, ..Told::over(share) };
+                        let _ = self.core.keeping.set_note(child.child, told.note()).await;
+                    }
+                    ready
+                }
                 Err(error) => Err(format!("the file server cannot be started: {}", with_causes(&error))),
             };
             let _ = std::fs::remove_file(&config);
