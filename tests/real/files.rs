@@ -459,6 +459,32 @@ fn one_single_file_can_be_read_and_nothing_else() {
 }
 
 #[test]
+fn a_single_file_that_became_something_else_is_not_found() {
+    let mut shared = Shared::start("0.46.0");
+    std::fs::write(shared.outside().join("f"), "SECRET").unwrap();
+    shared.write("d/f", "the file");
+    let (dir, file) = (shared.root().join("d"), shared.root().join("d/f"));
+    ok(&shared.client.call("xfer_share", &json!({ "path": file }).to_string()));
+    let refused = |how: &str| {
+        for (method, path) in [("GET", "/"), ("GET", "/f"), ("HEAD", "/f"), ("PROPFIND", "/")] {
+            let reply = shared.ask(method, path, &[], b"");
+            assert_eq!(reply.status, 404, "{how}: {method} {path}");
+            assert!(method == "HEAD" || reply.text().contains("no longer there"), "{how}: {}", reply.text());
+        }
+    };
+    std::fs::remove_file(&file).unwrap();
+    refused("removed");
+    symlink(shared.outside().join("f"), &file).unwrap();
+    refused("a link");
+    std::fs::rename(&dir, shared.root().join("moved")).unwrap();
+    symlink(shared.outside(), &dir).unwrap();
+    refused("a link above it");
+    std::fs::remove_file(&dir).unwrap();
+    shared.write("d/f", "again");
+    assert_eq!(shared.get("/f").text(), "again", "and it still works");
+}
+
+#[test]
 fn the_credentials_are_seen_nowhere() {
     for version in VERSIONS {
         let mut shared = Shared::with(version, Setup::default().env("A2MCP_LOG", "trace"));

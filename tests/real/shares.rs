@@ -229,6 +229,39 @@ fn a_share_that_never_began_does_not_begin_later() {
 }
 
 #[test]
+fn a_path_that_became_something_else_is_not_served_again() {
+    for (how, is_restarted) in [("link", false), ("link", true), ("gone", false), ("file", true)] {
+        let mut shared = Shared::start("0.46.0");
+        std::fs::write(shared.outside().join("f"), "SECRET").unwrap();
+        let (root, pid) = (shared.root(), shared.dufs_pid());
+        std::fs::rename(&root, shared.outside().join("old")).unwrap();
+        match how {
+            "link" => std::os::unix::fs::symlink(shared.outside(), &root).unwrap(),
+            "file" => std::fs::write(&root, "SECRET").unwrap(),
+            _ => {}
+        }
+        if is_restarted {
+            kill(&mut shared.host);
+        }
+        processes::kill(pid, Signal::KILL);
+        if is_restarted {
+            shared.host = next(&shared.host, &dufs("0.46.0"));
+            shared.client = shared.host.client();
+        }
+        eventually("the end", || {
+            let reply = shared.get("/f");
+            assert!(!reply.text().contains("SECRET"), "{how}");
+            (reply.status == 404 && reply.text().contains("had to end")).then_some(())
+        });
+        let status = shared.status();
+        assert!(status["serving"] == false && status["failed"].is_string(), "{how}: {status}");
+        eventually("the record", || (shared.audited().len() == 2).then_some(()));
+        assert_eq!(shared.audited()[1]["why"], status["failed"]);
+        assert_eq!(dufs_pid(&shared.host), None);
+    }
+}
+
+#[test]
 fn the_keepers_death_costs_only_a_moment() {
     let mut shared = Shared::start("0.46.0");
     shared.write("f", "x");

@@ -68,6 +68,8 @@ enum Why<'a> {
     Replaced,
     Expired,
     BridgeStopped,
+    /// What is at its path may not be served, for this reason.
+    Unservable(&'a str),
     /// `xfer_stop` of this session.
     Stopped(&'a str),
 }
@@ -269,6 +271,7 @@ impl Owner {
         self.again_at = None;
         share.phase.replace(Phase::Running);
         self.core.shares.current.replace(Some(share.clone()));
+        self.core.shares.unservable.take();
         self.audit(&share.terms, share.port.get(), "share", None, Some(sid)).await;
         self.core.save_share().await;
         Ok((share, replaced))
@@ -359,6 +362,9 @@ impl Owner {
         if share.terms.is_over(now_ms()) {
             return;
         }
+        if let Err(reason) = self.core.judge_again(&share.terms).await {
+            return self.close(Why::Unservable(&reason)).await;
+        }
         if share.program.as_os_str().is_empty() {
             // From the state file, which does not name the program.
             match self.core.file_server(None).await {
@@ -386,6 +392,10 @@ impl Owner {
             Ok(child) => {
                 self.child = Some(child);
                 self.last = Some(child.0);
+                // It follows links when it starts, and that was a moment after the first look.
+                if let Err(reason) = self.core.judge_again(&share.terms).await {
+                    return self.close(Why::Unservable(&reason)).await;
+                }
                 share.phase.replace(Phase::Running);
                 tracing::info!(port = share.port.get(), "the file server runs again");
                 self.core.save_share().await;
@@ -401,6 +411,15 @@ impl Owner {
     async fn close(&mut self, why: Why<'_>) {
         let Some(share) = self.core.shares.current.take() else { return };
         self.again_at = None;
+        let unservable = match why {
+            Why::Unservable(reason) => {
+                let path = share.terms.shown_path();
+                tracing::warn!(path, reason, "the share ends");
+                Some((path, reason.to_owned()))
+            }
+            _ => None,
+        };
+        self.core.shares.unservable.replace(unservable);
         // A sidecar that comes while we wait finds it over, whether its file server runs or not.
         if let Some(id) = self.last.take() {
             let _ = self.core.keeping.set_note(id, Told::over(&share).note()).await;
@@ -422,6 +441,7 @@ impl Owner {
         let (action, reason, sid) = match why {
             Why::Replaced => ("close", Some("replaced"), None),
             Why::Expired => ("close", Some("ttl expired"), None),
+            Why::Unservable(reason) => ("close", Some(reason), None),
             Why::BridgeStopped => ("close", Some("bridge stopped"), None),
             Why::Stopped(sid) => ("stop", None, Some(sid)),
         };

@@ -35,7 +35,7 @@ impl Core {
         let Some(share) = self.current_share() else {
             let (head, body) = request.into_parts();
             dismiss(&head.headers, body);
-            return words(StatusCode::NOT_FOUND, "nothing is shared");
+            return nothing(&self);
         };
         let transfer = Transfer::begin(&self);
         let (head, body) = request.into_parts();
@@ -49,6 +49,11 @@ impl Core {
         if matches!(*share.phase.borrow(), Phase::Down | Phase::Failed(_)) && wish != Wish::Options {
             dismiss(&head.headers, body);
             return gone();
+        }
+        if share.terms.is_file && wish != Wish::Options && !share.is_still_the_file().await {
+            dismiss(&head.headers, body);
+            let text = "the shared file is no longer there: it was removed or replaced by something else";
+            return words(StatusCode::NOT_FOUND, text);
         }
         match wish {
             Wish::Upload => return self.upload(share, path, head.headers, body, transfer).await,
@@ -107,6 +112,17 @@ impl Share {
     fn broken(&self, error: &UpstreamError) -> Broken {
         tracing::warn!(port = self.port.get(), "{}", crate::text::with_causes(error));
         Broken
+    }
+
+    /// Of a share of one file: whether its path still leads to a file, through no link. The file server
+    /// would follow one.
+    async fn is_still_the_file(&self) -> bool {
+        let path = self.terms.path.clone();
+        aside(move || {
+            path.symlink_metadata().is_ok_and(|meta| meta.is_file())
+                && path.canonicalize().is_ok_and(|found| found == path)
+        })
+        .await
     }
 
     /// A file, a listing, an archive, properties.
@@ -228,6 +244,16 @@ pub(super) fn dismiss(headers: &HeaderMap, body: Incoming) {
 /// A refusal in words.
 pub(super) fn words(status: StatusCode, text: &str) -> Response<Body> {
     endpoint::plain_error(status, text)
+}
+
+/// Nothing is shared, and why if that is not what somebody asked for.
+fn nothing(core: &Core) -> Response<Body> {
+    match &*core.shares.unservable.borrow() {
+        Some((_, reason)) => {
+            words(StatusCode::NOT_FOUND, &format!("nothing is shared: the last share had to end: {reason}"))
+        }
+        None => words(StatusCode::NOT_FOUND, "nothing is shared"),
+    }
 }
 
 /// Without a file server.

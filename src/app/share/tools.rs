@@ -119,6 +119,17 @@ impl Core {
         Ok(self.describe(&share, replaced))
     }
 
+    /// Judges what is shared again, before a file server is let loose on it anew: it may be something
+    /// else by now.
+    pub(super) async fn judge_again(&self, terms: &Terms) -> Result<(), String> {
+        let (own, path, is_file) = (self.own_files(), terms.path.clone(), terms.is_file);
+        let found = aside(move || reason_against(&path, &own)).await?;
+        match found == (terms.path.clone(), is_file) {
+            true => Ok(()),
+            false => Err("it was replaced by something else".into()),
+        }
+    }
+
     /// The file server's program, and what is known of it when this bridge installed it; gets it when
     /// it is nowhere, which `exchange` is told of.
     pub(super) async fn file_server(
@@ -177,7 +188,12 @@ impl Core {
     }
 
     fn xfer_status(&self) -> Value {
-        let Some(share) = self.current_share() else { return json!({ "serving": false }) };
+        let Some(share) = self.current_share() else {
+            return match &*self.shares.unservable.borrow() {
+                Some((path, reason)) => json!({ "serving": false, "path": path, "failed": reason }),
+                None => json!({ "serving": false }),
+            };
+        };
         if let Phase::Failed(reason) = &*share.phase.borrow() {
             return json!({ "serving": false, "path": share.terms.shown_path(), "failed": reason });
         }
@@ -278,7 +294,13 @@ fn ttl(value: Option<&Value>) -> Result<u64, String> {
 
 /// The canonical path of what is to be shared, and whether it is one file; blocks.
 fn examine(wanted: &Path, own: &OwnFiles) -> Result<(PathBuf, bool), String> {
-    let cannot = |reason: &str| format!("cannot serve {}: {reason}", clean(&wanted.to_string_lossy(), 400));
+    reason_against(wanted, own)
+        .map_err(|reason| format!("cannot serve {}: {reason}", clean(&wanted.to_string_lossy(), 400)))
+}
+
+/// As [`examine`]; the reason alone.
+fn reason_against(wanted: &Path, own: &OwnFiles) -> Result<(PathBuf, bool), String> {
+    let cannot = |reason: &str| reason.to_owned();
     let path = wanted.canonicalize().map_err(|error| cannot(&error.to_string()))?;
     let meta = path.metadata().map_err(|error| cannot(&error.to_string()))?;
     if !meta.is_file() && !meta.is_dir() {
