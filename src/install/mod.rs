@@ -264,6 +264,24 @@ impl Installer {
         pin.ok_or_else(|| InstallError::NotOffered { tool, platform: format!("{os} on {arch}") })
     }
 
+    /// The home it installs into.
+    pub fn home(&self) -> Option<&Path> {
+        self.home.as_deref()
+    }
+
+    /// The directories of what is installed.
+    pub fn dirs(&self) -> Vec<PathBuf> {
+        let shared = self.shared_registry();
+        let registries = [Some(&self.registry), shared.as_ref()];
+        let programs = registries.into_iter().flatten().flat_map(|file| {
+            let entries = [Tool::Dufs, Tool::Cloudflared].map(|tool| registry::read(file, tool));
+            entries.into_iter().flatten().filter_map(|entry| Some(entry.path.parent()?.to_path_buf()))
+        });
+        let mut dirs: Vec<PathBuf> = programs.collect();
+        dirs.extend(shared.as_ref().and_then(|file| file.parent()).map(Path::to_path_buf));
+        dirs
+    }
+
     /// Where programs are installed.
     fn bin(&self) -> Option<PathBuf> {
         Some(self.home.as_deref()?.join(".local/share/a2mcp/bin"))

@@ -139,7 +139,14 @@ fn paths_are_the_hosts_and_bad_ones_are_refused_in_words() {
     ] {
         assert!(error(&share(path)).starts_with("cannot serve "), "{path}");
     }
-    for name in ["a2mcp.json", "a2mcp.log", "a2mcp.state"] {
+    let run = a2mcp::rundir::open().unwrap();
+    std::fs::create_dir_all(home_path.join(".omp/agent/x")).unwrap();
+    for dir in [&run, run.parent().unwrap(), &home_path, &home_path.join(".omp/agent/x")] {
+        assert!(error(&share(dir.to_str().unwrap())).contains("this bridge's own files"), "{dir:?}");
+    }
+    std::fs::remove_dir_all(home_path.join(".omp")).unwrap();
+    std::fs::create_dir(host.path("exports")).unwrap();
+    for name in ["a2mcp.json", "a2mcp.log", "a2mcp.state", "exports"] {
         let path = host.path(name);
         assert!(error(&share(path.to_str().unwrap())).starts_with("cannot serve "), "{name}");
     }
