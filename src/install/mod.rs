@@ -54,7 +54,8 @@ impl Tool {
     /// Variables that change what it does, by how their names begin: no child of ours may see them.
     pub fn scrubbed_env(self) -> &'static [&'static str] {
         match self {
-            Tool::Dufs => &["DUFS_"],
+            // Those of Rust, too: its error would be lost in a backtrace.
+            Tool::Dufs => &["DUFS_", "RUST_"],
             Tool::Cloudflared => &["TUNNEL_", "NO_TLS_VERIFY", "NO_AUTOUPDATE", "LOCAL_SSH_PORT"],
         }
     }

@@ -576,8 +576,18 @@ fn variables_of_the_hosts_environment_change_nothing() {
         .env("DUFS_ENABLE_CORS", "true")
         .env("DUFS_PATH_PREFIX", "other")
         .env("DUFS_SERVE_PATH", "/etc")
-        .env("DUFS_PORT", "1");
+        .env("DUFS_PORT", "1")
+        .env("RUST_BACKTRACE", "full");
     let shared = Shared::with("0.46.0", setup);
+    let environ = std::fs::read(format!("/proc/{}/environ", shared.dufs_pid())).unwrap();
+    let environ = String::from_utf8_lossy(&environ).into_owned();
+    let is_left = environ.split('\0').any(|name| name.starts_with("DUFS_") || name.starts_with("RUST_"));
+    assert!(!is_left, "{environ:?}");
+    let run = a2mcp::rundir::open().unwrap();
+    let begins = format!("{}-", shared.host.port);
+    let socket = crate::share::names(&run).into_iter().find(|name| name.starts_with(&begins)).unwrap();
+    let mode = std::fs::metadata(run.join(&socket)).unwrap();
+    assert_eq!(std::os::unix::fs::MetadataExt::mode(&mode) & 0o777, 0o600, "{socket}");
     std::fs::write(shared.outside().join("secret"), "SECRET").unwrap();
     symlink(shared.outside().join("secret"), shared.root().join("file")).unwrap();
     shared.write("f", "x");

@@ -179,6 +179,26 @@ fn fails(shared: &mut Shared) {
 }
 
 #[test]
+fn what_the_shares_end_cuts_is_not_found() {
+    let mut shared = Shared::start("0.46.0");
+    for way in ["stop", "ttl"] {
+        if way == "ttl" {
+            let share = json!({ "path": shared.root(), "ttlSeconds": 2 }).to_string();
+            ok(&shared.client.call("xfer_share", &share));
+        }
+        let mut upload = shared.begin_put("/f", 1000);
+        upload.write(&[b'x'; 500]).unwrap();
+        eventually("the first half", || (shared.part("/f")? == 500).then_some(()));
+        if way == "stop" {
+            ok(&shared.client.call("xfer_stop", "{}"));
+        }
+        let reply = upload.read().unwrap();
+        assert_eq!(reply.status, 404, "{way}: {}", reply.text());
+        assert!(reply.text().contains("has ended"), "{way}: {}", reply.text());
+    }
+}
+
+#[test]
 fn what_was_stopped_while_dufs_was_dead_stays_stopped() {
     let dir = tempfile::tempdir().unwrap();
     let (program, broken) = breakable(dir.path());
@@ -190,6 +210,15 @@ fn what_was_stopped_while_dufs_was_dead_stays_stopped() {
         eventually("its end", || (shared.get("/f").status == 502).then_some(()));
         if is_given_up {
             fails(&mut shared);
+            let given_up = shared.get("/f").text();
+            assert!(given_up.contains("given up") && given_up.contains("xfer_share"), "{given_up}");
+            // The program shows its config file with the password in its last words.
+            let said = format!("{}{}{}", shared.status(), shared.host.log(), shared.host.status());
+            assert!(shared.status()["failed"].as_str().unwrap().contains("a2mcp:***@/"), "{said}");
+            assert!(
+                said.matches("a2mcp:").count()
+                    == said.matches("a2mcp:***").count() + said.matches("a2mcp: ").count()
+            );
         }
         assert_eq!(ok(&shared.client.call("xfer_stop", "{}"))["stopped"], true);
         std::fs::remove_file(&broken).unwrap();

@@ -158,6 +158,12 @@ impl Owner {
             if let Ok(Ok(reply)) = timeout(READY, asked).await
                 && reply.status() == StatusCode::OK
             {
+                // The directory is ours alone; so is the socket.
+                let (socket, _) = self.files(&share.terms.id);
+                let mode = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+                if let Err(error) = std::fs::set_permissions(&socket, mode) {
+                    tracing::warn!(%error, "the file server's socket keeps its mode");
+                }
                 return Ok(());
             }
             match timeout(READY_STEP, self.events.recv()).await {
@@ -188,7 +194,9 @@ pub(super) fn last_words(ended: &ChildStatus) -> String {
         Some(Exit::Signal(signal)) => format!("signal {signal}"),
         None => "it ended".into(),
     };
-    match ended.last_words.trim() {
+    let password = Told::read(&ended.note).map(|told| told.password).unwrap_or_default();
+    let words = without_password(ended.last_words.trim(), &password);
+    match words.as_str() {
         "" => format!("the file server ended: {how}"),
         // What it says when it is ready is no reason.
         words if words.starts_with("Listening on") => format!("the file server ended: {how}"),
@@ -196,10 +204,56 @@ pub(super) fn last_words(ended: &ChildStatus) -> String {
     }
 }
 
+/// What a file server said, with `***` for its password; only the end of its words is kept, so they may
+/// begin within it.
+fn without_password(words: &str, password: &str) -> String {
+    const SHORTEST: usize = 4;
+    if password.is_empty() {
+        return words.to_owned();
+    }
+    let pair = dufs::authorization(password);
+    let pair = pair.trim_start_matches("Basic ");
+    let mut words = words.to_owned();
+    for secret in [password, pair] {
+        words = words.replace(secret, "***");
+        let mut tails = (1..secret.len()).filter_map(|at| secret.get(at..));
+        if let Some(tail) = tails.find(|tail| tail.len() >= SHORTEST && words.starts_with(tail)) {
+            words.replace_range(..tail.len(), "***");
+        }
+        let words_end = words.trim_end_matches('…').len();
+        let mut heads = (SHORTEST..secret.len()).rev().filter_map(|to| secret.get(..to));
+        if let Some(head) = heads.find(|head| words[..words_end].ends_with(head)) {
+            words.replace_range(words_end - head.len()..words_end, "***");
+        }
+    }
+    words
+}
+
 /// A new password.
 pub(super) fn random() -> Result<String, String> {
     match Token::generate() {
         Ok(token) => Ok(token.expose().to_owned()),
         Err(error) => Err(format!("no random bytes: {error}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_servers_words_hold_no_password() {
+        let password = "0123456789abcdefghijklmnopqrstuv";
+        let pair = dufs::authorization(password);
+        for (words, clean) in [
+            (format!("bad auth a2mcp:{password}@/ in {password}"), "bad auth a2mcp:***@/ in ***"),
+            (format!("{}@/:rw is bad", &password[10..]), "***@/:rw is bad"),
+            (format!("bad a2mcp:{}…", &password[..20]), "bad a2mcp:***…"),
+            (format!("sent {pair}"), "sent Basic ***"),
+            ("nothing".into(), "nothing"),
+        ] {
+            assert_eq!(without_password(&words, password), clean);
+        }
+        assert_eq!(without_password("words", ""), "words");
     }
 }

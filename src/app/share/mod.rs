@@ -56,6 +56,8 @@ pub(super) struct Share {
     parts: RefCell<HashSet<RoutePath>>,
     /// An earlier sidecar served it: there may be parts that nobody here knows of.
     is_inherited: bool,
+    /// It is over: what is still in flight of it is cut.
+    has_ended: Cell<bool>,
 }
 
 /// What the core has of shares.

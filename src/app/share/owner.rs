@@ -208,6 +208,7 @@ impl Owner {
             uploading: RefCell::default(),
             parts: RefCell::default(),
             is_inherited: false,
+            has_ended: Cell::new(false),
         }
     }
 
@@ -410,6 +411,7 @@ impl Owner {
     /// what is left of cut uploads, then it is on record.
     async fn close(&mut self, why: Why<'_>) {
         let Some(share) = self.core.shares.current.take() else { return };
+        share.has_ended.set(true);
         self.again_at = None;
         let unservable = match why {
             Why::Unservable(reason) => {

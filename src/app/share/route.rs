@@ -15,7 +15,7 @@ use hyper::{Method, Request, Response, StatusCode};
 
 use super::tools::aside;
 use super::{Phase, Share, Transfer};
-use crate::app::{Core, endpoint};
+use crate::app::{Core, endpoint, now_ms};
 use crate::http::Body;
 use crate::http::body::drain;
 use crate::xfer::path::{RoutePath, escaped};
@@ -48,7 +48,7 @@ impl Core {
         };
         if matches!(*share.phase.borrow(), Phase::Down | Phase::Failed(_)) && wish != Wish::Options {
             dismiss(&head.headers, body);
-            return gone();
+            return share.gone();
         }
         if share.terms.is_file && wish != Wish::Options && !share.is_still_the_file().await {
             dismiss(&head.headers, body);
@@ -109,6 +109,26 @@ impl Share {
         Ok(reply)
     }
 
+    /// The answer when its file server cannot be asked.
+    pub(super) fn gone(&self) -> Response<Body> {
+        if self.is_over() {
+            return words(StatusCode::NOT_FOUND, "the share has ended; nothing more of it is served");
+        }
+        let text = match &*self.phase.borrow() {
+            Phase::Failed(_) => {
+                "the file server of the share died too often and was given up: xfer_status says why, and \
+                 xfer_share shares it again"
+            }
+            _ => "the file server of the share does not answer; try again in a moment",
+        };
+        words(StatusCode::BAD_GATEWAY, text)
+    }
+
+    /// Whether it ended while a request on it was under way.
+    pub(super) fn is_over(&self) -> bool {
+        self.has_ended.get() || self.terms.is_over(now_ms())
+    }
+
     fn broken(&self, error: &UpstreamError) -> Broken {
         tracing::warn!(port = self.port.get(), "{}", crate::text::with_causes(error));
         Broken
@@ -149,7 +169,7 @@ impl Share {
         }
         let mut reply = match self.ask(method.clone(), &target, headers.clone(), Sent::Nothing).await {
             Ok(reply) => reply,
-            Err(Broken) => return gone(),
+            Err(Broken) => return self.gone(),
         };
         if reply.status() == StatusCode::RANGE_NOT_SATISFIABLE
             && let Some(range) = range
@@ -159,7 +179,7 @@ impl Share {
             headers.insert(RANGE, clamped);
             reply = match self.ask(method, &target, headers, Sent::Nothing).await {
                 Ok(reply) => reply,
-                Err(Broken) => return gone(),
+                Err(Broken) => return self.gone(),
             };
         }
         relay(reply, transfer)
@@ -176,7 +196,7 @@ impl Share {
         let method = Method::from_bytes(b"MKCOL").unwrap_or_default();
         match self.ask(method, &path.to_string(), HeaderMap::new(), Sent::Nothing).await {
             Ok(reply) => relay(reply, transfer),
-            Err(Broken) => gone(),
+            Err(Broken) => self.gone(),
         }
     }
 
@@ -192,7 +212,7 @@ impl Share {
         let reply = match self.ask(Method::HEAD, &target, HeaderMap::new(), Sent::Nothing).await {
             Ok(reply) if reply.status().is_success() => reply,
             Ok(_) => return words(StatusCode::NOT_FOUND, "not found"),
-            Err(Broken) => return gone(),
+            Err(Broken) => return self.gone(),
         };
         let header =
             |name| reply.headers().get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
@@ -254,11 +274,6 @@ fn nothing(core: &Core) -> Response<Body> {
         }
         None => words(StatusCode::NOT_FOUND, "nothing is shared"),
     }
-}
-
-/// Without a file server.
-pub(super) fn gone() -> Response<Body> {
-    words(StatusCode::BAD_GATEWAY, "the file server of the share does not answer; try again in a moment")
 }
 
 /// Where something cannot go.
