@@ -54,7 +54,8 @@ impl Tool {
     /// Variables that change what it does, by how their names begin: no child of ours may see them.
     pub fn scrubbed_env(self) -> &'static [&'static str] {
         match self {
-            Tool::Dufs => &["DUFS_"],
+            // Those of Rust, too: its error would be lost in a backtrace.
+            Tool::Dufs => &["DUFS_", "RUST_"],
             Tool::Cloudflared => &["TUNNEL_", "NO_TLS_VERIFY", "NO_AUTOUPDATE", "LOCAL_SSH_PORT"],
         }
     }
@@ -262,6 +263,24 @@ impl Installer {
         let fits = |pin: &&Pin| (pin.tool, pin.os, pin.arch) == (tool, os, arch);
         let pin = self.pins.iter().find(fits).copied();
         pin.ok_or_else(|| InstallError::NotOffered { tool, platform: format!("{os} on {arch}") })
+    }
+
+    /// The home it installs into.
+    pub fn home(&self) -> Option<&Path> {
+        self.home.as_deref()
+    }
+
+    /// The directories of what is installed.
+    pub fn dirs(&self) -> Vec<PathBuf> {
+        let shared = self.shared_registry();
+        let registries = [Some(&self.registry), shared.as_ref()];
+        let programs = registries.into_iter().flatten().flat_map(|file| {
+            let entries = [Tool::Dufs, Tool::Cloudflared].map(|tool| registry::read(file, tool));
+            entries.into_iter().flatten().filter_map(|entry| Some(entry.path.parent()?.to_path_buf()))
+        });
+        let mut dirs: Vec<PathBuf> = programs.collect();
+        dirs.extend(shared.as_ref().and_then(|file| file.parent()).map(Path::to_path_buf));
+        dirs
     }
 
     /// Where programs are installed.

@@ -42,6 +42,11 @@ impl Terms {
         now_ms >= self.expires_ms
     }
 
+    /// Whether these are the terms of the same share.
+    pub fn is_same(&self, other: &Self) -> bool {
+        self.id == other.id && self.started_ms == other.started_ms
+    }
+
     /// What is shared, as text.
     pub fn shown_path(&self) -> String {
         self.path.to_string_lossy().into_owned()

@@ -139,7 +139,14 @@ fn paths_are_the_hosts_and_bad_ones_are_refused_in_words() {
     ] {
         assert!(error(&share(path)).starts_with("cannot serve "), "{path}");
     }
-    for name in ["a2mcp.json", "a2mcp.log", "a2mcp.state"] {
+    let run = a2mcp::rundir::open().unwrap();
+    std::fs::create_dir_all(home_path.join(".omp/agent/x")).unwrap();
+    for dir in [&run, run.parent().unwrap(), &home_path, &home_path.join(".omp/agent/x")] {
+        assert!(error(&share(dir.to_str().unwrap())).contains("this bridge's own files"), "{dir:?}");
+    }
+    std::fs::remove_dir_all(home_path.join(".omp")).unwrap();
+    std::fs::create_dir(host.path("exports")).unwrap();
+    for name in ["a2mcp.json", "a2mcp.log", "a2mcp.state", "exports"] {
         let path = host.path(name);
         assert!(error(&share(path.to_str().unwrap())).starts_with("cannot serve "), "{name}");
     }
@@ -459,6 +466,32 @@ fn one_single_file_can_be_read_and_nothing_else() {
 }
 
 #[test]
+fn a_single_file_that_became_something_else_is_not_found() {
+    let mut shared = Shared::start("0.46.0");
+    std::fs::write(shared.outside().join("f"), "SECRET").unwrap();
+    shared.write("d/f", "the file");
+    let (dir, file) = (shared.root().join("d"), shared.root().join("d/f"));
+    ok(&shared.client.call("xfer_share", &json!({ "path": file }).to_string()));
+    let refused = |how: &str| {
+        for (method, path) in [("GET", "/"), ("GET", "/f"), ("HEAD", "/f"), ("PROPFIND", "/")] {
+            let reply = shared.ask(method, path, &[], b"");
+            assert_eq!(reply.status, 404, "{how}: {method} {path}");
+            assert!(method == "HEAD" || reply.text().contains("no longer there"), "{how}: {}", reply.text());
+        }
+    };
+    std::fs::remove_file(&file).unwrap();
+    refused("removed");
+    symlink(shared.outside().join("f"), &file).unwrap();
+    refused("a link");
+    std::fs::rename(&dir, shared.root().join("moved")).unwrap();
+    symlink(shared.outside(), &dir).unwrap();
+    refused("a link above it");
+    std::fs::remove_file(&dir).unwrap();
+    shared.write("d/f", "again");
+    assert_eq!(shared.get("/f").text(), "again", "and it still works");
+}
+
+#[test]
 fn the_credentials_are_seen_nowhere() {
     for version in VERSIONS {
         let mut shared = Shared::with(version, Setup::default().env("A2MCP_LOG", "trace"));
@@ -543,8 +576,18 @@ fn variables_of_the_hosts_environment_change_nothing() {
         .env("DUFS_ENABLE_CORS", "true")
         .env("DUFS_PATH_PREFIX", "other")
         .env("DUFS_SERVE_PATH", "/etc")
-        .env("DUFS_PORT", "1");
+        .env("DUFS_PORT", "1")
+        .env("RUST_BACKTRACE", "full");
     let shared = Shared::with("0.46.0", setup);
+    let environ = std::fs::read(format!("/proc/{}/environ", shared.dufs_pid())).unwrap();
+    let environ = String::from_utf8_lossy(&environ).into_owned();
+    let is_left = environ.split('\0').any(|name| name.starts_with("DUFS_") || name.starts_with("RUST_"));
+    assert!(!is_left, "{environ:?}");
+    let run = a2mcp::rundir::open().unwrap();
+    let begins = format!("{}-", shared.host.port);
+    let socket = crate::share::names(&run).into_iter().find(|name| name.starts_with(&begins)).unwrap();
+    let mode = std::fs::metadata(run.join(&socket)).unwrap();
+    assert_eq!(std::os::unix::fs::MetadataExt::mode(&mode) & 0o777, 0o600, "{socket}");
     std::fs::write(shared.outside().join("secret"), "SECRET").unwrap();
     symlink(shared.outside().join("secret"), shared.root().join("file")).unwrap();
     shared.write("f", "x");

@@ -158,6 +158,138 @@ fn a_dufs_that_dies_while_no_sidecar_runs_comes_back() {
     assert_ne!(shared.dufs_pid(), pid);
 }
 
+/// A dufs that is broken as long as the returned file exists.
+fn breakable(dir: &std::path::Path) -> (std::path::PathBuf, std::path::PathBuf) {
+    use std::os::unix::fs::PermissionsExt as _;
+    let (program, broken) = (dir.join("dufs"), dir.join("broken"));
+    let script = format!(
+        "#!/bin/sh\n[ \"$1\" = -c ] && [ -e {} ] && {{ cat \"$2\"; exit 3; }}\nexec {} \"$@\"\n",
+        broken.display(),
+        dufs("0.46.0").display()
+    );
+    std::fs::write(&program, script).unwrap();
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+    (program, broken)
+}
+
+fn fails(shared: &mut Shared) {
+    eventually("the failure", || {
+        (shared.client.again().call("xfer_status", "{}").to_string().contains("failed")).then_some(())
+    });
+}
+
+#[test]
+fn what_the_shares_end_cuts_is_not_found() {
+    let mut shared = Shared::start("0.46.0");
+    for way in ["stop", "ttl"] {
+        if way == "ttl" {
+            let share = json!({ "path": shared.root(), "ttlSeconds": 2 }).to_string();
+            ok(&shared.client.call("xfer_share", &share));
+        }
+        let mut upload = shared.begin_put("/f", 1000);
+        upload.write(&[b'x'; 500]).unwrap();
+        eventually("the first half", || (shared.part("/f")? == 500).then_some(()));
+        if way == "stop" {
+            ok(&shared.client.call("xfer_stop", "{}"));
+        }
+        let reply = upload.read().unwrap();
+        assert_eq!(reply.status, 404, "{way}: {}", reply.text());
+        assert!(reply.text().contains("has ended"), "{way}: {}", reply.text());
+    }
+}
+
+#[test]
+fn what_was_stopped_while_dufs_was_dead_stays_stopped() {
+    let dir = tempfile::tempdir().unwrap();
+    let (program, broken) = breakable(dir.path());
+    for is_given_up in [false, true] {
+        let mut shared = Shared::of(&program, Setup::default());
+        shared.write("f", "x");
+        std::fs::write(&broken, "").unwrap();
+        processes::kill(shared.dufs_pid(), Signal::KILL);
+        eventually("its end", || (shared.get("/f").status == 502).then_some(()));
+        if is_given_up {
+            fails(&mut shared);
+            let given_up = shared.get("/f").text();
+            assert!(given_up.contains("given up") && given_up.contains("xfer_share"), "{given_up}");
+            // The program shows its config file with the password in its last words.
+            let said = format!("{}{}{}", shared.status(), shared.host.log(), shared.host.status());
+            assert!(shared.status()["failed"].as_str().unwrap().contains("a2mcp:***@/"), "{said}");
+            assert!(
+                said.matches("a2mcp:").count()
+                    == said.matches("a2mcp:***").count() + said.matches("a2mcp: ").count()
+            );
+        }
+        assert_eq!(ok(&shared.client.call("xfer_stop", "{}"))["stopped"], true);
+        std::fs::remove_file(&broken).unwrap();
+        kill(&mut shared.host);
+        shared.host = next(&shared.host, &program);
+        shared.client = shared.host.client();
+        assert_eq!((shared.status(), shared.get("/f").status), (json!({"serving": false}), 404));
+        shared.share();
+        assert_eq!(shared.result["replaced"], false);
+        let actions: Vec<_> = shared.audited().iter().map(|record| record["action"].clone()).collect();
+        assert_eq!(actions, ["share", "stop", "share"]);
+    }
+}
+
+#[test]
+fn a_share_that_never_began_does_not_begin_later() {
+    let dir = tempfile::tempdir().unwrap();
+    let (program, broken) = breakable(dir.path());
+    let mut shared = Shared::of(&program, Setup::default());
+    shared.write("f", "x");
+    let before = shared.status();
+    std::fs::write(&broken, "").unwrap();
+    let other = json!({ "path": shared.outside() }).to_string();
+    crate::share::error(&shared.client.call("xfer_share", &other));
+    std::fs::remove_file(&broken).unwrap();
+    for dufs_dies in [false, true] {
+        let pid = shared.dufs_pid();
+        kill(&mut shared.host);
+        if dufs_dies {
+            processes::kill(pid, Signal::KILL);
+        }
+        shared.host = next(&shared.host, &program);
+        shared.client = shared.host.client();
+        shared.until_served();
+        assert_eq!((shared.status(), shared.get("/f").text()), (before.clone(), "x".into()));
+    }
+}
+
+#[test]
+fn a_path_that_became_something_else_is_not_served_again() {
+    for (how, is_restarted) in [("link", false), ("link", true), ("gone", false), ("file", true)] {
+        let mut shared = Shared::start("0.46.0");
+        std::fs::write(shared.outside().join("f"), "SECRET").unwrap();
+        let (root, pid) = (shared.root(), shared.dufs_pid());
+        std::fs::rename(&root, shared.outside().join("old")).unwrap();
+        match how {
+            "link" => std::os::unix::fs::symlink(shared.outside(), &root).unwrap(),
+            "file" => std::fs::write(&root, "SECRET").unwrap(),
+            _ => {}
+        }
+        if is_restarted {
+            kill(&mut shared.host);
+        }
+        processes::kill(pid, Signal::KILL);
+        if is_restarted {
+            shared.host = next(&shared.host, &dufs("0.46.0"));
+            shared.client = shared.host.client();
+        }
+        eventually("the end", || {
+            let reply = shared.get("/f");
+            assert!(!reply.text().contains("SECRET"), "{how}");
+            (reply.status == 404 && reply.text().contains("had to end")).then_some(())
+        });
+        let status = shared.status();
+        assert!(status["serving"] == false && status["failed"].is_string(), "{how}: {status}");
+        eventually("the record", || (shared.audited().len() == 2).then_some(()));
+        assert_eq!(shared.audited()[1]["why"], status["failed"]);
+        assert_eq!(dufs_pid(&shared.host), None);
+    }
+}
+
 #[test]
 fn the_keepers_death_costs_only_a_moment() {
     let mut shared = Shared::start("0.46.0");

@@ -28,7 +28,7 @@ const READY_STEP: Duration = Duration::from_millis(5);
 const PORT_TRIES: usize = 5;
 
 /// What a later sidecar is told of a file server.
-#[derive(Serialize, Deserialize)]
+#[derive(Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Told {
     v: u32,
@@ -38,6 +38,9 @@ pub(super) struct Told {
     pub(super) program: PathBuf,
     #[serde(default)]
     pub(super) installed: Option<Installed>,
+    /// Its caller was told that it serves: until then it does not count.
+    #[serde(default)]
+    pub(super) has_begun: bool,
     /// The share is over; if it still runs, it is to end.
     #[serde(default)]
     pub(super) is_over: bool,
@@ -48,7 +51,16 @@ impl Told {
     pub(super) fn over(share: &Share) -> Self {
         let terms = share.terms.clone();
         let (port, password, program) = (share.port.get(), String::new(), PathBuf::new());
-        Self { v: NOTE_VERSION, terms, port, password, program, installed: None, is_over: true }
+        Self {
+            v: NOTE_VERSION,
+            terms,
+            port,
+            password,
+            program,
+            installed: None,
+            has_begun: true,
+            is_over: true,
+        }
     }
 
     /// What an earlier sidecar said; `None` when it is not understood.
@@ -69,8 +81,27 @@ impl Owner {
         dufs::files(&dir, self.core.address.port(), id)
     }
 
-    /// Starts a file server for the share and waits until it answers.
-    pub(super) async fn launch(&mut self, share: &Share, password: &str) -> Result<(u64, Identity), String> {
+    /// What a later sidecar is told of the share's file server.
+    pub(super) fn told(&self, share: &Share, password: &str, has_begun: bool) -> Told {
+        Told {
+            v: NOTE_VERSION,
+            terms: share.terms.clone(),
+            port: share.port.get(),
+            password: password.to_owned(),
+            program: share.program.clone(),
+            installed: share.installed.clone(),
+            has_begun,
+            is_over: false,
+        }
+    }
+
+    /// Starts a file server for the share and waits until it answers. `has_begun`: it served before.
+    pub(super) async fn launch(
+        &mut self,
+        share: &Share,
+        password: &str,
+        has_begun: bool,
+    ) -> Result<(u64, Identity), String> {
         let (socket, config) = self.files(&share.terms.id);
         let mut wanted = Some(share.port.get()).filter(|port| *port != 0);
         let mut tries = 0;
@@ -80,15 +111,7 @@ impl Owner {
                 .map_err(|error| format!("no loopback port is free: {error}"))?;
             let run = dufs::Run { root: &share.terms.path, port, socket: &socket, password };
             run.write(&config).map_err(|error| format!("cannot write {}: {error}", config.display()))?;
-            let told = Told {
-                v: NOTE_VERSION,
-                terms: share.terms.clone(),
-                port,
-                password: password.to_owned(),
-                program: share.program.clone(),
-                installed: share.installed.clone(),
-                is_over: false,
-            };
+            let told = Told { port, ..self.told(share, password, has_begun) };
             let spawn = Spawn {
                 purpose: PURPOSE.into(),
                 program: share.program.to_string_lossy().into_owned(),
@@ -99,7 +122,15 @@ impl Owner {
                 note: told.note(),
             };
             let launched = match self.core.keeping.spawn(spawn).await {
-                Ok(child) => self.ready(share, &child).await.map(|()| (child.child, child.process)),
+                Ok(child) => {
+                    let ready = self.ready(share, &child).await.map(|()| (child.child, child.process));
+                    if ready.is_err() && !has_begun {
+                        // It never began: no later sidecar makes anything of it.
+                        let told = Told { has_begun: false, ..Told::over(share) };
+                        let _ = self.core.keeping.set_note(child.child, told.note()).await;
+                    }
+                    ready
+                }
                 Err(error) => Err(format!("the file server cannot be started: {}", with_causes(&error))),
             };
             let _ = std::fs::remove_file(&config);
@@ -127,6 +158,12 @@ impl Owner {
             if let Ok(Ok(reply)) = timeout(READY, asked).await
                 && reply.status() == StatusCode::OK
             {
+                // The directory is ours alone; so is the socket.
+                let (socket, _) = self.files(&share.terms.id);
+                let mode = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+                if let Err(error) = std::fs::set_permissions(&socket, mode) {
+                    tracing::warn!(%error, "the file server's socket keeps its mode");
+                }
                 return Ok(());
             }
             match timeout(READY_STEP, self.events.recv()).await {
@@ -157,7 +194,9 @@ pub(super) fn last_words(ended: &ChildStatus) -> String {
         Some(Exit::Signal(signal)) => format!("signal {signal}"),
         None => "it ended".into(),
     };
-    match ended.last_words.trim() {
+    let password = Told::read(&ended.note).map(|told| told.password).unwrap_or_default();
+    let words = without_password(ended.last_words.trim(), &password);
+    match words.as_str() {
         "" => format!("the file server ended: {how}"),
         // What it says when it is ready is no reason.
         words if words.starts_with("Listening on") => format!("the file server ended: {how}"),
@@ -165,10 +204,56 @@ pub(super) fn last_words(ended: &ChildStatus) -> String {
     }
 }
 
+/// What a file server said, with `***` for its password; only the end of its words is kept, so they may
+/// begin within it.
+fn without_password(words: &str, password: &str) -> String {
+    const SHORTEST: usize = 4;
+    if password.is_empty() {
+        return words.to_owned();
+    }
+    let pair = dufs::authorization(password);
+    let pair = pair.trim_start_matches("Basic ");
+    let mut words = words.to_owned();
+    for secret in [password, pair] {
+        words = words.replace(secret, "***");
+        let mut tails = (1..secret.len()).filter_map(|at| secret.get(at..));
+        if let Some(tail) = tails.find(|tail| tail.len() >= SHORTEST && words.starts_with(tail)) {
+            words.replace_range(..tail.len(), "***");
+        }
+        let words_end = words.trim_end_matches('…').len();
+        let mut heads = (SHORTEST..secret.len()).rev().filter_map(|to| secret.get(..to));
+        if let Some(head) = heads.find(|head| words[..words_end].ends_with(head)) {
+            words.replace_range(words_end - head.len()..words_end, "***");
+        }
+    }
+    words
+}
+
 /// A new password.
 pub(super) fn random() -> Result<String, String> {
     match Token::generate() {
         Ok(token) => Ok(token.expose().to_owned()),
         Err(error) => Err(format!("no random bytes: {error}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_servers_words_hold_no_password() {
+        let password = "0123456789abcdefghijklmnopqrstuv";
+        let pair = dufs::authorization(password);
+        for (words, clean) in [
+            (format!("bad auth a2mcp:{password}@/ in {password}"), "bad auth a2mcp:***@/ in ***"),
+            (format!("{}@/:rw is bad", &password[10..]), "***@/:rw is bad"),
+            (format!("bad a2mcp:{}…", &password[..20]), "bad a2mcp:***…"),
+            (format!("sent {pair}"), "sent Basic ***"),
+            ("nothing".into(), "nothing"),
+        ] {
+            assert_eq!(without_password(&words, password), clean);
+        }
+        assert_eq!(without_password("words", ""), "words");
     }
 }

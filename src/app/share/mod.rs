@@ -56,11 +56,15 @@ pub(super) struct Share {
     parts: RefCell<HashSet<RoutePath>>,
     /// An earlier sidecar served it: there may be parts that nobody here knows of.
     is_inherited: bool,
+    /// It is over: what is still in flight of it is cut.
+    has_ended: Cell<bool>,
 }
 
 /// What the core has of shares.
 pub(super) struct Shares {
     current: RefCell<Option<Rc<Share>>>,
+    /// Path and reason of the last share, when it ended because its path is no longer what was shared.
+    unservable: RefCell<Option<(String, String)>>,
     commands: mpsc::Sender<Command>,
     /// For the owner, until it runs.
     asked: Cell<Option<mpsc::Receiver<Command>>>,
@@ -71,7 +75,13 @@ impl Default for Shares {
     fn default() -> Self {
         let (commands, asked) = mpsc::channel(MAX_COMMANDS);
         let asked = Cell::new(Some(asked));
-        Self { current: RefCell::default(), commands, asked, transfers: Cell::new(0) }
+        Self {
+            current: RefCell::default(),
+            unservable: RefCell::default(),
+            commands,
+            asked,
+            transfers: Cell::new(0),
+        }
     }
 }
 

@@ -68,6 +68,8 @@ enum Why<'a> {
     Replaced,
     Expired,
     BridgeStopped,
+    /// What is at its path may not be served, for this reason.
+    Unservable(&'a str),
     /// `xfer_stop` of this session.
     Stopped(&'a str),
 }
@@ -77,6 +79,8 @@ pub(super) struct Owner {
     pub(super) core: Rc<Core>,
     pub(super) events: mpsc::Receiver<ChildEvent>,
     child: Option<(u64, Identity)>,
+    /// The last one that served the share, ended or not: its note says when the share is over.
+    last: Option<u64>,
     password: String,
     restarts: Restarts,
     again_at: Option<Instant>,
@@ -92,17 +96,19 @@ impl Core {
             core: self.clone(),
             events,
             child: None,
+            last: None,
             password: String::new(),
             restarts: Restarts::default(),
             again_at: None,
         };
-        let was_inherited = owner.inherit(&inherited);
+        let named = saved.as_ref().filter(|(_, is_ours)| *is_ours).map(|(terms, _)| terms);
+        let (was_inherited, is_over) = owner.inherit(&inherited, named);
         if let Ok(dir) = rundir::open() {
             let current = self.share_terms();
             dufs::sweep(&dir, self.address.port(), current.as_ref().map(|terms| terms.id.as_str()));
         }
         match saved {
-            Some((terms, true)) if !was_inherited && !terms.is_over(now_ms()) => {
+            Some((terms, true)) if !was_inherited && !is_over && !terms.is_over(now_ms()) => {
                 owner.revive(terms);
             }
             // Nobody serves it any more; what was cut of uploads goes.
@@ -126,26 +132,35 @@ impl Core {
 }
 
 impl Owner {
-    /// Takes over the newest of the children; whether there was any that is known.
-    fn inherit(&mut self, children: &[ChildStatus]) -> bool {
-        let newest = children.iter().rev().find_map(|child| Some((child.clone(), Told::read(&child.note)?)));
+    /// Takes over one of the children: the newest that runs and served a share, or else the newest ended
+    /// one of the share that the state file names. One whose share is over, or that never began to serve,
+    /// does not count. Whether there was any, and whether the notes say that the named share is over.
+    fn inherit(&mut self, children: &[ChildStatus], named: Option<&Terms>) -> (bool, bool) {
+        let known: Vec<_> =
+            children.iter().rev().filter_map(|child| Some((child, Told::read(&child.note)?))).collect();
+        let over: Vec<&Terms> = known
+            .iter()
+            .filter(|(_, told)| told.is_over && told.has_begun)
+            .map(|(_, told)| &told.terms)
+            .collect();
+        let is_over = |terms: &Terms| over.iter().any(|over| over.is_same(terms));
+        let is_named = |terms: &Terms| named.is_some_and(|named| named.is_same(terms));
+        let runs = |(child, told): &&(&ChildStatus, Told)| {
+            child.exit.is_none() && (told.has_begun || is_named(&told.terms)) && !is_over(&told.terms)
+        };
+        let has_ended = |(_, told): &&(&ChildStatus, Told)| is_named(&told.terms) && !is_over(&told.terms);
+        let chosen = known.iter().find(runs).or_else(|| known.iter().find(has_ended));
         for child in children.iter().filter(|child| child.exit.is_none()) {
-            let is_newest =
-                newest.as_ref().is_some_and(|(newest, told)| newest.child == child.child && !told.is_over);
-            if !is_newest {
-                let (core, id) = (self.core.clone(), child.child);
-                self.core.tasks.spawn_local(async move {
-                    let _ = core.keeping.signal(id, ChildSignal::Term, Some(KILL_AFTER)).await;
-                });
+            if chosen.is_none_or(|(chosen, _)| chosen.child != child.child) {
+                self.end_stranger(child.child);
             }
         }
-        let Some((child, told)) = newest else { return false };
-        if told.is_over {
-            return true;
-        }
+        let Some((child, told)) = chosen else { return (false, named.is_some_and(is_over)) };
+        let (child, told) = (*child, told.clone());
         let share = self.share(told.terms, told.program, told.installed, &told.password, told.port);
         let share = Share { is_inherited: true, ..share };
         self.password = told.password;
+        self.last = Some(child.child);
         if child.exit.is_none() {
             self.child = Some((child.child, child.process));
             share.phase.replace(Phase::Running);
@@ -156,7 +171,15 @@ impl Owner {
         }
         tracing::info!(port = told.port, "the share is taken over");
         self.core.shares.current.replace(Some(Rc::new(share)));
-        true
+        (true, false)
+    }
+
+    /// Ends a file server that serves no share of ours.
+    fn end_stranger(&self, id: u64) {
+        let core = self.core.clone();
+        self.core.tasks.spawn_local(async move {
+            let _ = core.keeping.signal(id, ChildSignal::Term, Some(KILL_AFTER)).await;
+        });
     }
 
     /// The keeper died with the earlier sidecar: the share goes on with other credentials.
@@ -185,6 +208,7 @@ impl Owner {
             uploading: RefCell::default(),
             parts: RefCell::default(),
             is_inherited: false,
+            has_ended: Cell::new(false),
         }
     }
 
@@ -234,17 +258,21 @@ impl Owner {
     ) -> Result<(Rc<Share>, bool), String> {
         let password = random()?;
         let share = Rc::new(self.share(terms, program, installed, &password, 0));
-        let child = self.launch(&share, &password).await?;
+        let child = self.launch(&share, &password, false).await?;
         let replaced = self.core.shares.current.borrow().is_some();
         if replaced {
             self.close(Why::Replaced).await;
         }
+        let note = self.told(&share, &password, true).note();
+        let _ = self.core.keeping.set_note(child.0, note).await;
         self.child = Some(child);
+        self.last = Some(child.0);
         self.password = password;
         self.restarts = Restarts::default();
         self.again_at = None;
         share.phase.replace(Phase::Running);
         self.core.shares.current.replace(Some(share.clone()));
+        self.core.shares.unservable.take();
         self.audit(&share.terms, share.port.get(), "share", None, Some(sid)).await;
         self.core.save_share().await;
         Ok((share, replaced))
@@ -259,6 +287,7 @@ impl Owner {
             }
             ChildEvent::Ended(_) => {}
             ChildEvent::KeeperLost => {
+                self.last = None;
                 if let Some(share) = self.lost() {
                     tracing::warn!(port = share.port.get(), "the file server died with the keeper");
                     // Whoever runs next gets other credentials: see `start_again`.
@@ -267,6 +296,14 @@ impl Owner {
                 }
             }
             ChildEvent::KeeperBack(children) => {
+                // What was to end while the keeper could not be reached.
+                let current = self.core.share_terms();
+                for child in children.iter().filter(|child| child.exit.is_none()) {
+                    let is_current = |told: &Told| current.as_ref().is_some_and(|it| it.is_same(&told.terms));
+                    if Told::read(&child.note).is_some_and(|told| told.has_begun && !is_current(&told)) {
+                        self.end_stranger(child.child);
+                    }
+                }
                 let known =
                     |child: &&ChildStatus| self.child.is_some_and(|(_, process)| process == child.process);
                 match children.iter().find(known) {
@@ -322,8 +359,13 @@ impl Owner {
 
     async fn start_again(&mut self) {
         self.again_at = None;
-        let Some(share) = self.core.shares.current.borrow().clone() else { return };
-        let mut share = share;
+        let Some(mut share) = self.core.shares.current.borrow().clone() else { return };
+        if share.terms.is_over(now_ms()) {
+            return;
+        }
+        if let Err(reason) = self.core.judge_again(&share.terms).await {
+            return self.close(Why::Unservable(&reason)).await;
+        }
         if share.program.as_os_str().is_empty() {
             // From the state file, which does not name the program.
             match self.core.file_server(None).await {
@@ -347,9 +389,14 @@ impl Owner {
             share.upstream.replace(Upstream::new(socket, &dufs::authorization(&self.password)));
         }
         let password = self.password.clone();
-        match self.launch(&share, &password).await {
+        match self.launch(&share, &password, true).await {
             Ok(child) => {
                 self.child = Some(child);
+                self.last = Some(child.0);
+                // It follows links when it starts, and that was a moment after the first look.
+                if let Err(reason) = self.core.judge_again(&share.terms).await {
+                    return self.close(Why::Unservable(&reason)).await;
+                }
                 share.phase.replace(Phase::Running);
                 tracing::info!(port = share.port.get(), "the file server runs again");
                 self.core.save_share().await;
@@ -364,12 +411,26 @@ impl Owner {
     /// what is left of cut uploads, then it is on record.
     async fn close(&mut self, why: Why<'_>) {
         let Some(share) = self.core.shares.current.take() else { return };
+        share.has_ended.set(true);
         self.again_at = None;
+        let unservable = match why {
+            Why::Unservable(reason) => {
+                let path = share.terms.shown_path();
+                tracing::warn!(path, reason, "the share ends");
+                Some((path, reason.to_owned()))
+            }
+            _ => None,
+        };
+        self.core.shares.unservable.replace(unservable);
+        // A sidecar that comes while we wait finds it over, whether its file server runs or not.
+        if let Some(id) = self.last.take() {
+            let _ = self.core.keeping.set_note(id, Told::over(&share).note()).await;
+        }
         let child = self.child.take();
+        if child.is_none() {
+            self.core.save_share().await;
+        }
         if let Some((id, process)) = child {
-            // A sidecar that comes while we wait finds it over.
-            let note = Told::over(&share).note();
-            let _ = self.core.keeping.set_note(id, note).await;
             let _ = self.core.keeping.signal(id, ChildSignal::Term, Some(KILL_AFTER)).await;
             if timeout(GONE, process::ended(process)).await.is_err() {
                 tracing::warn!(pid = process.pid, "the file server does not end");
@@ -382,6 +443,7 @@ impl Owner {
         let (action, reason, sid) = match why {
             Why::Replaced => ("close", Some("replaced"), None),
             Why::Expired => ("close", Some("ttl expired"), None),
+            Why::Unservable(reason) => ("close", Some(reason), None),
             Why::BridgeStopped => ("close", Some("bridge stopped"), None),
             Why::Stopped(sid) => ("stop", None, Some(sid)),
         };

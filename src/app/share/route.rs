@@ -15,7 +15,7 @@ use hyper::{Method, Request, Response, StatusCode};
 
 use super::tools::aside;
 use super::{Phase, Share, Transfer};
-use crate::app::{Core, endpoint};
+use crate::app::{Core, endpoint, now_ms};
 use crate::http::Body;
 use crate::http::body::drain;
 use crate::xfer::path::{RoutePath, escaped};
@@ -35,7 +35,7 @@ impl Core {
         let Some(share) = self.current_share() else {
             let (head, body) = request.into_parts();
             dismiss(&head.headers, body);
-            return words(StatusCode::NOT_FOUND, "nothing is shared");
+            return nothing(&self);
         };
         let transfer = Transfer::begin(&self);
         let (head, body) = request.into_parts();
@@ -48,7 +48,12 @@ impl Core {
         };
         if matches!(*share.phase.borrow(), Phase::Down | Phase::Failed(_)) && wish != Wish::Options {
             dismiss(&head.headers, body);
-            return gone();
+            return share.gone();
+        }
+        if share.terms.is_file && wish != Wish::Options && !share.is_still_the_file().await {
+            dismiss(&head.headers, body);
+            let text = "the shared file is no longer there: it was removed or replaced by something else";
+            return words(StatusCode::NOT_FOUND, text);
         }
         match wish {
             Wish::Upload => return self.upload(share, path, head.headers, body, transfer).await,
@@ -104,9 +109,40 @@ impl Share {
         Ok(reply)
     }
 
+    /// The answer when its file server cannot be asked.
+    pub(super) fn gone(&self) -> Response<Body> {
+        if self.is_over() {
+            return words(StatusCode::NOT_FOUND, "the share has ended; nothing more of it is served");
+        }
+        let text = match &*self.phase.borrow() {
+            Phase::Failed(_) => {
+                "the file server of the share died too often and was given up: xfer_status says why, and \
+                 xfer_share shares it again"
+            }
+            _ => "the file server of the share does not answer; try again in a moment",
+        };
+        words(StatusCode::BAD_GATEWAY, text)
+    }
+
+    /// Whether it ended while a request on it was under way.
+    pub(super) fn is_over(&self) -> bool {
+        self.has_ended.get() || self.terms.is_over(now_ms())
+    }
+
     fn broken(&self, error: &UpstreamError) -> Broken {
         tracing::warn!(port = self.port.get(), "{}", crate::text::with_causes(error));
         Broken
+    }
+
+    /// Of a share of one file: whether its path still leads to a file, through no link. The file server
+    /// would follow one.
+    async fn is_still_the_file(&self) -> bool {
+        let path = self.terms.path.clone();
+        aside(move || {
+            path.symlink_metadata().is_ok_and(|meta| meta.is_file())
+                && path.canonicalize().is_ok_and(|found| found == path)
+        })
+        .await
     }
 
     /// A file, a listing, an archive, properties.
@@ -133,7 +169,7 @@ impl Share {
         }
         let mut reply = match self.ask(method.clone(), &target, headers.clone(), Sent::Nothing).await {
             Ok(reply) => reply,
-            Err(Broken) => return gone(),
+            Err(Broken) => return self.gone(),
         };
         if reply.status() == StatusCode::RANGE_NOT_SATISFIABLE
             && let Some(range) = range
@@ -143,7 +179,7 @@ impl Share {
             headers.insert(RANGE, clamped);
             reply = match self.ask(method, &target, headers, Sent::Nothing).await {
                 Ok(reply) => reply,
-                Err(Broken) => return gone(),
+                Err(Broken) => return self.gone(),
             };
         }
         relay(reply, transfer)
@@ -160,7 +196,7 @@ impl Share {
         let method = Method::from_bytes(b"MKCOL").unwrap_or_default();
         match self.ask(method, &path.to_string(), HeaderMap::new(), Sent::Nothing).await {
             Ok(reply) => relay(reply, transfer),
-            Err(Broken) => gone(),
+            Err(Broken) => self.gone(),
         }
     }
 
@@ -176,7 +212,7 @@ impl Share {
         let reply = match self.ask(Method::HEAD, &target, HeaderMap::new(), Sent::Nothing).await {
             Ok(reply) if reply.status().is_success() => reply,
             Ok(_) => return words(StatusCode::NOT_FOUND, "not found"),
-            Err(Broken) => return gone(),
+            Err(Broken) => return self.gone(),
         };
         let header =
             |name| reply.headers().get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
@@ -230,9 +266,14 @@ pub(super) fn words(status: StatusCode, text: &str) -> Response<Body> {
     endpoint::plain_error(status, text)
 }
 
-/// Without a file server.
-pub(super) fn gone() -> Response<Body> {
-    words(StatusCode::BAD_GATEWAY, "the file server of the share does not answer; try again in a moment")
+/// Nothing is shared, and why if that is not what somebody asked for.
+fn nothing(core: &Core) -> Response<Body> {
+    match &*core.shares.unservable.borrow() {
+        Some((_, reason)) => {
+            words(StatusCode::NOT_FOUND, &format!("nothing is shared: the last share had to end: {reason}"))
+        }
+        None => words(StatusCode::NOT_FOUND, "nothing is shared"),
+    }
 }
 
 /// Where something cannot go.

@@ -15,6 +15,7 @@ use crate::config::follow_links;
 use crate::frame::raw::quote;
 use crate::install::{Progress, Tool};
 use crate::mcp::call::ToolResult;
+use crate::rundir;
 use crate::text::{clean, rfc3339, with_causes};
 use crate::xfer::{Installed, ROUTE, Terms};
 
@@ -22,6 +23,10 @@ use crate::xfer::{Installed, ROUTE, Terms};
 const DEFAULT_TTL: u64 = 3600;
 /// How long one may last.
 const MAX_TTL: u64 = 366 * 86_400;
+/// Never shared, nor anything inside.
+const SYSTEM: [&str; 3] = ["/proc", "/sys", "/dev"];
+/// Where agents keep their own files, below the home.
+const AGENT_DIRS: [&str; 2] = [".omp/agent", ".a2mcp"];
 /// Said instead of a public address (contract 5).
 const NO_TUNNEL: &str = "no public address — `/a2mcp tunnel` is closed; use an SSH port forward to the \
                          bridge port, or ask the operator to run `/a2mcp tunnel`";
@@ -119,6 +124,17 @@ impl Core {
         Ok(self.describe(&share, replaced))
     }
 
+    /// Judges what is shared again, before a file server is let loose on it anew: it may be something
+    /// else by now.
+    pub(super) async fn judge_again(&self, terms: &Terms) -> Result<(), String> {
+        let (own, path, is_file) = (self.own_files(), terms.path.clone(), terms.is_file);
+        let found = aside(move || reason_against(&path, &own)).await?;
+        match found == (terms.path.clone(), is_file) {
+            true => Ok(()),
+            false => Err("it was replaced by something else".into()),
+        }
+    }
+
     /// The file server's program, and what is known of it when this bridge installed it; gets it when
     /// it is nowhere, which `exchange` is told of.
     pub(super) async fn file_server(
@@ -177,7 +193,12 @@ impl Core {
     }
 
     fn xfer_status(&self) -> Value {
-        let Some(share) = self.current_share() else { return json!({ "serving": false }) };
+        let Some(share) = self.current_share() else {
+            return match &*self.shares.unservable.borrow() {
+                Some((path, reason)) => json!({ "serving": false, "path": path, "failed": reason }),
+                None => json!({ "serving": false }),
+            };
+        };
         if let Phase::Failed(reason) = &*share.phase.borrow() {
             return json!({ "serving": false, "path": share.terms.shown_path(), "failed": reason });
         }
@@ -214,7 +235,7 @@ impl Core {
         Path::new("/").join(cwd).join(path)
     }
 
-    /// What no share may contain: config, audit, state, and the directory they are in.
+    /// What no share may touch: our own directories and files, and other bridges' as far as known.
     fn own_files(&self) -> OwnFiles {
         let canonical = |path: &Path| {
             let path = follow_links(path);
@@ -223,9 +244,17 @@ impl Core {
                 parent.unwrap_or_default().join(path.file_name().unwrap_or_default())
             })
         };
+        let mut dirs: Vec<(PathBuf, &str)> = [self.dir.root(), &self.dir.state_dir()]
+            .map(|dir| (canonical(dir), "its agent directory"))
+            .into();
+        let homes = [Some(Path::new(&self.hello.host.home)), self.installer.home()];
+        let known = homes.into_iter().flatten().flat_map(|home| AGENT_DIRS.map(|dir| home.join(dir)));
+        let others = known.map(|dir| (dir, "an agent directory"));
+        let others = others.chain(rundir::open().ok().map(|dir| (dir, "the directory of its sockets")));
+        let programs = self.installer.dirs().into_iter().map(|dir| (dir, "the directory of its programs"));
+        dirs.extend(others.chain(programs).filter_map(|(dir, what)| Some((dir.canonicalize().ok()?, what))));
         OwnFiles {
-            root: canonical(self.dir.root()),
-            state: canonical(&self.dir.state_dir()),
+            dirs,
             files: vec![
                 canonical(self.dir.config_file()),
                 self.dir.config_file().to_path_buf(),
@@ -256,9 +285,33 @@ fn tell(exchange: &Exchange, progress: &Progress) {
 }
 
 struct OwnFiles {
-    root: PathBuf,
-    state: PathBuf,
+    /// No share is in one, nor holds one; and what it is.
+    dirs: Vec<(PathBuf, &'static str)>,
+    /// No share is or holds one.
     files: Vec<PathBuf>,
+}
+
+impl OwnFiles {
+    fn forbids(&self, path: &Path) -> Option<String> {
+        if let Some(system) = SYSTEM.iter().find(|system| path.starts_with(system)) {
+            return Some(format!("{system} is the system's own and never shared"));
+        }
+        let touches = |dir: &Path| dir.starts_with(path) || path.starts_with(dir);
+        if let Some((dir, what)) = self.dirs.iter().find(|(dir, _)| touches(dir)) {
+            let how = if dir.starts_with(path) { "it holds" } else { "it is inside" };
+            let how = if dir == path { "it is" } else { how };
+            return Some(format!("{how} this bridge's own files ({what}); name another directory"));
+        }
+        if self.files.iter().any(|file| file.starts_with(path)) {
+            return Some("it holds this bridge's config, audit or log; name another directory".into());
+        }
+        let is_agents = |dir: &Path| {
+            ["a2mcp.json", "a2mcp.state"].iter().all(|name| dir.join(name).symlink_metadata().is_ok())
+        };
+        path.ancestors().any(is_agents).then(|| {
+            "it is or is inside the agent directory of another bridge; name another directory".into()
+        })
+    }
 }
 
 fn ttl(value: Option<&Value>) -> Result<u64, String> {
@@ -278,7 +331,13 @@ fn ttl(value: Option<&Value>) -> Result<u64, String> {
 
 /// The canonical path of what is to be shared, and whether it is one file; blocks.
 fn examine(wanted: &Path, own: &OwnFiles) -> Result<(PathBuf, bool), String> {
-    let cannot = |reason: &str| format!("cannot serve {}: {reason}", clean(&wanted.to_string_lossy(), 400));
+    reason_against(wanted, own)
+        .map_err(|reason| format!("cannot serve {}: {reason}", clean(&wanted.to_string_lossy(), 400)))
+}
+
+/// As [`examine`]; the reason alone.
+fn reason_against(wanted: &Path, own: &OwnFiles) -> Result<(PathBuf, bool), String> {
+    let cannot = |reason: &str| reason.to_owned();
     let path = wanted.canonicalize().map_err(|error| cannot(&error.to_string()))?;
     let meta = path.metadata().map_err(|error| cannot(&error.to_string()))?;
     if !meta.is_file() && !meta.is_dir() {
@@ -290,12 +349,8 @@ fn examine(wanted: &Path, own: &OwnFiles) -> Result<(PathBuf, bool), String> {
     if path == Path::new("/") {
         return Err(cannot("the whole file system is never shared; name the directory that is needed"));
     }
-    let contains = |inner: &Path| inner.starts_with(&path);
-    if contains(&own.root) || contains(&own.state) || path.starts_with(&own.state) {
-        return Err(cannot("it holds this bridge's own files; name a directory below or beside it"));
-    }
-    if own.files.iter().any(|file| contains(file)) {
-        return Err(cannot("it holds this bridge's config, audit or log; name another directory"));
+    if let Some(reason) = own.forbids(&path) {
+        return Err(reason);
     }
     // What cannot be read now would be an empty listing later.
     let readable = match meta.is_dir() {
@@ -339,11 +394,15 @@ mod tests {
         std::fs::create_dir_all(agent.join("exports")).unwrap();
         std::fs::create_dir_all(base.join("logs")).unwrap();
         std::fs::create_dir_all(base.join("fine")).unwrap();
+        std::fs::create_dir_all(base.join("run/a2mcp/in")).unwrap();
+        std::fs::create_dir_all(base.join("other/a2mcp.state")).unwrap();
+        std::fs::create_dir_all(base.join("other/deep")).unwrap();
+        std::fs::write(base.join("other/a2mcp.json"), "{}").unwrap();
+        std::fs::write(base.join("other/deep/f"), "").unwrap();
         std::fs::write(agent.join("a2mcp.json"), "{}").unwrap();
         std::os::unix::fs::symlink(&agent, base.join("fine/link")).unwrap();
         let own = OwnFiles {
-            root: agent.clone(),
-            state: agent.join("a2mcp.state"),
+            dirs: vec![(agent.clone(), "its agent directory"), (base.join("run/a2mcp"), "sockets")],
             files: vec![agent.join("a2mcp.json"), base.join("logs/audit")],
         };
         for path in [
@@ -352,7 +411,16 @@ mod tests {
             base.clone(),
             base.join("home"),
             agent.clone(),
+            agent.join("exports"),
             agent.join("exports/.."),
+            base.join("run"),
+            base.join("run/a2mcp/in"),
+            base.join("other"),
+            base.join("other/deep/f"),
+            PathBuf::from("/proc"),
+            PathBuf::from("/proc/self/fd"),
+            PathBuf::from("/sys/kernel"),
+            PathBuf::from("/dev"),
             agent.join("a2mcp.state"),
             agent.join("a2mcp.json"),
             base.join("fine/link"),
@@ -364,6 +432,5 @@ mod tests {
             assert!(refused.is_err_and(|why| why.starts_with("cannot serve ")), "{}", path.display());
         }
         assert_eq!(examine(&base.join("fine"), &own), Ok((base.join("fine"), false)));
-        assert_eq!(examine(&agent.join("exports"), &own), Ok((agent.join("exports"), false)));
     }
 }

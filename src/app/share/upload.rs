@@ -12,7 +12,7 @@ use hyper::header::{CONTENT_LENGTH, CONTENT_RANGE, HeaderMap, HeaderName, Header
 use hyper::{Method, Response, StatusCode};
 use tokio::sync::oneshot;
 
-use super::route::{Broken, dismiss, gone, misplaced, words};
+use super::route::{Broken, dismiss, misplaced, words};
 use super::tools::aside;
 use super::{Share, Transfer};
 use crate::app::Core;
@@ -155,13 +155,13 @@ fn busy() -> Response<Body> {
 /// Runs the upload as a task and waits for what becomes of it.
 async fn take(uploading: Uploading, body: Incoming, extent: Extent, transfer: Transfer) -> Response<Body> {
     let (answer, answered) = oneshot::channel();
-    let tasks = uploading.core.tasks.clone();
+    let (tasks, share) = (uploading.core.tasks.clone(), uploading.share.clone());
     tasks.spawn_local(async move {
         let response = uploading.run(body, extent).await;
         drop((uploading, transfer));
         let _ = answer.send(response);
     });
-    answered.await.unwrap_or_else(|_| gone())
+    answered.await.unwrap_or_else(|_| share.gone())
 }
 
 impl Uploading {
@@ -193,7 +193,8 @@ impl Uploading {
         }
         self.keep(matches!(extent, Extent::All) && received == 0).await;
         match (status, end) {
-            (Err(Broken), _) => gone(),
+            (Err(Broken), _) => self.share.gone(),
+            (Ok(_), _) if self.share.is_over() => self.share.gone(),
             (Ok(status), UploadEnd::Whole) if status.is_success() => {
                 let mut response = Response::new(Body::Empty);
                 *response.status_mut() = StatusCode::NO_CONTENT;
@@ -237,7 +238,7 @@ impl Uploading {
             }
             Err(Broken) => {
                 self.keep(false).await;
-                gone()
+                self.share.gone()
             }
         }
     }
