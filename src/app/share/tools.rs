@@ -25,6 +25,8 @@ const DEFAULT_TTL: u64 = 3600;
 const MAX_TTL: u64 = 366 * 86_400;
 /// Never shared, nor anything inside.
 const SYSTEM: [&str; 3] = ["/proc", "/sys", "/dev"];
+/// But this one, which holds files like any other place.
+const MEMORY: &str = "/dev/shm";
 /// Where agents keep their own files, below the home.
 const AGENT_DIRS: [&str; 2] = [".omp/agent", ".a2mcp"];
 /// Said instead of a public address (contract 5).
@@ -293,7 +295,8 @@ struct OwnFiles {
 
 impl OwnFiles {
     fn forbids(&self, path: &Path) -> Option<String> {
-        if let Some(system) = SYSTEM.iter().find(|system| path.starts_with(system)) {
+        let is_system = |system: &&&str| path.starts_with(system) && !path.starts_with(MEMORY);
+        if let Some(system) = SYSTEM.iter().find(is_system) {
             return Some(format!("{system} is the system's own and never shared"));
         }
         let touches = |dir: &Path| dir.starts_with(path) || path.starts_with(dir);
@@ -421,6 +424,7 @@ mod tests {
             PathBuf::from("/proc/self/fd"),
             PathBuf::from("/sys/kernel"),
             PathBuf::from("/dev"),
+            PathBuf::from("/dev/pts"),
             agent.join("a2mcp.state"),
             agent.join("a2mcp.json"),
             base.join("fine/link"),
