@@ -285,7 +285,8 @@ impl Core {
         }
         if let Some(tool) = OwnTool::named(&call.name) {
             self.ledger.borrow_mut().set_phase(&exchange.key, Phase::Running);
-            return Ok(self.run_own_tool(tool, exchange, call.arguments()).await);
+            // Boxed: such a call is rare and its future large; every call would carry the room for it.
+            return Ok(Box::pin(self.run_own_tool(tool, exchange, call.arguments())).await);
         }
         if self.catalogue().await.is_none() {
             return Ok(ToolResult::error(NO_MAIN));

@@ -1,10 +1,12 @@
 //! The audit file itself: appending, and rotation that loses nothing while other sidecars append to
 //! the same file.
 //!
-//! Writers take a `flock` on `<file>.lock` around *look at inode and size, perhaps rotate, write*; so
-//! no record can land in a file that has been rotated away twice. Whoever cannot get the lock (its
-//! holder was stopped) still writes, and only leaves rotation alone. Where locks do not exist, one
-//! sidecar alone still rotates. Devices and pipes are written without lock and rotation.
+//! Records are appended without a lock: *look at inode and size, write, see that the file still has a
+//! name*. One that lands in the file that was just rotated away is in the older generation, where it
+//! belongs; one that lands in a file that has been rotated away twice is written again. Rotation takes a
+//! `flock` on `<file>.lock` and looks again, so that nobody rotates a file that is new. Whoever cannot get
+//! the lock (its holder was stopped) still writes, and only leaves rotation alone. Where locks do not
+//! exist, one sidecar alone still rotates. Devices and pipes are written without look and rotation.
 
 use std::fs::{File, OpenOptions, Permissions, TryLockError};
 use std::io::{self, Write};
@@ -16,14 +18,10 @@ use rustix::fs::OFlags;
 /// A file larger than this becomes `.1` before the next record is written.
 pub const ROTATE_BYTES: u64 = 512 * 1024;
 
-/// Every so many batches it is looked whether the lock file is still the one others take.
-const LOOK_EVERY: u32 = 64;
-
 pub(super) struct Log {
     path: PathBuf,
     open: Option<Open>,
     lock: Option<File>,
-    batches: u32,
     /// Said once, not at every batch.
     cannot_rotate: bool,
 }
@@ -34,7 +32,7 @@ pub(super) enum Locking {
     Held,
     /// Somebody else holds it.
     Busy,
-    /// There is nothing to lock: no regular file, or a place where files cannot be made or locked.
+    /// There is nothing to lock: files cannot be made or locked in this place.
     Without,
 }
 
@@ -43,6 +41,8 @@ struct Open {
     regular: bool,
     /// Identity on disk, to notice that somebody else rotated.
     inode: (u64, u64),
+    /// As it was found.
+    size: u64,
     /// The size after our last write: while it is still that, nobody else wrote since.
     end: u64,
 }
@@ -50,23 +50,13 @@ struct Open {
 impl Log {
     /// Follows links now: a rotation must rename the real file, not the link.
     pub(super) fn new(path: &Path) -> Log {
-        Log {
-            path: crate::config::follow_links(path),
-            open: None,
-            lock: None,
-            batches: 0,
-            cannot_rotate: false,
-        }
+        Log { path: crate::config::follow_links(path), open: None, lock: None, cannot_rotate: false }
     }
 
-    pub(super) fn try_lock(&mut self) -> io::Result<Locking> {
-        if !self.open()?.regular {
-            return Ok(Locking::Without);
-        }
-        // A lock file that somebody tidied away excludes nobody any more; looked at now and then.
-        self.batches = self.batches.wrapping_add(1);
-        let is_due = self.batches % LOOK_EVERY == 1;
-        let gone = |lock: &File| is_due && lock.metadata().is_ok_and(|found| found.nlink() == 0);
+    /// Only to be called once [`Log::look`] has found a file that is due.
+    pub(super) fn try_lock(&mut self) -> Locking {
+        // A lock file that somebody tidied away excludes nobody any more.
+        let gone = |lock: &File| lock.metadata().is_ok_and(|found| found.nlink() == 0);
         if self.lock.as_ref().is_none_or(gone) {
             let flags = OFlags::NOFOLLOW.bits() as i32;
             self.lock = OpenOptions::new()
@@ -78,11 +68,11 @@ impl Log {
                 .open(self.beside(".lock"))
                 .ok();
         }
-        Ok(match self.lock.as_ref().map(File::try_lock) {
+        match self.lock.as_ref().map(File::try_lock) {
             Some(Ok(())) => Locking::Held,
             Some(Err(TryLockError::WouldBlock)) => Locking::Busy,
             Some(Err(TryLockError::Error(_))) | None => Locking::Without,
-        })
+        }
     }
 
     pub(super) fn unlock(&mut self) {
@@ -92,58 +82,63 @@ impl Log {
         }
     }
 
-    /// Appends `lines`, whole records, with one write(2) where the system takes them at once.
-    /// On error the second value says how many bytes of them are in the file.
-    pub(super) fn append(&mut self, lines: &[u8], may_rotate: bool) -> Result<(), (io::Error, usize)> {
-        let result = self.prepare(may_rotate).map_err(|error| (error, 0)).and_then(|(open, torn)| {
-            if !torn {
-                return open.write(lines);
+    /// Makes the open file the one at the path; whether it is so large that it should be rotated first.
+    pub(super) fn look(&mut self) -> io::Result<bool> {
+        let result = self.find().map(|open| open.regular && open.size > ROTATE_BYTES);
+        self.forget_after(result)
+    }
+
+    /// Makes the file at the path the older generation, when it is still due. To be called with the lock
+    /// held.
+    pub(super) fn rotate(&mut self) {
+        if !self.look().is_ok_and(|is_due| is_due) {
+            return;
+        }
+        match std::fs::rename(&self.path, self.beside(".1")) {
+            Ok(()) => self.open = None,
+            Err(error) if !self.cannot_rotate => {
+                self.cannot_rotate = true;
+                tracing::warn!(path = %self.shown(), %error, "audit file not rotated; it keeps growing");
             }
-            // Somebody's last line was cut (a full disk, a crash): keep ours apart from it.
-            let apart = [b"\n", lines].concat();
-            open.write(&apart).map_err(|(error, written)| (error, written.saturating_sub(1)))
-        });
+            Err(_) => {}
+        }
+    }
+
+    /// Appends `lines`, whole records, with one write(2) where the system takes them at once; to the file
+    /// that was found by [`Log::look`], if any.
+    /// On error the second value says how many bytes of them are in the file.
+    pub(super) fn append(&mut self, lines: &[u8]) -> Result<(), (io::Error, usize)> {
+        let result = match self.open.as_mut() {
+            Some(open) => open.append(lines),
+            None => self.find().map_err(|error| (error, 0)).and_then(|open| open.append(lines)),
+        };
+        self.forget_after(result)?;
+        let Some(open) = self.open.as_ref().filter(|open| open.is_nameless()) else { return Ok(()) };
+        // Removed, or rotated away twice, since it was found. (Some file systems count no names: there the
+        // file at the path is still the same.)
+        let was = open.inode;
+        let result = self
+            .find()
+            .map_err(|error| (error, 0))
+            .and_then(|open| if open.inode == was { Ok(()) } else { open.append(lines) });
+        self.forget_after(result)
+    }
+
+    /// After an error the file is opened and looked at afresh: the disk or the directory may have changed.
+    fn forget_after<T, E>(&mut self, result: Result<T, E>) -> Result<T, E> {
         if result.is_err() {
-            // Opened and looked at afresh next time: the disk or the directory may have changed.
             self.open = None;
         }
         result
     }
 
-    /// Makes the open file the one at the path, rotates it if that is due, and tells whether it ends
-    /// inside a line.
-    fn prepare(&mut self, may_rotate: bool) -> io::Result<(&mut Open, bool)> {
-        let (regular, inode) = self.open().map(|open| (open.regular, open.inode))?;
-        if !regular {
-            return Ok((self.open()?, false));
-        }
-        let mut size = match std::fs::metadata(&self.path) {
-            Ok(found) if (found.dev(), found.ino()) == inode => found.len(),
-            _ => self.reopen()?,
-        };
-        if may_rotate && size > ROTATE_BYTES {
-            match std::fs::rename(&self.path, self.beside(".1")) {
-                Ok(()) => size = self.reopen()?,
-                Err(error) if !self.cannot_rotate => {
-                    self.cannot_rotate = true;
-                    tracing::warn!(path = %self.shown(), %error, "audit file not rotated; it keeps growing");
-                }
-                Err(_) => {}
-            }
-        }
-        let open = self.open()?;
-        let torn = size > 0 && size != open.end && !open.ends_a_line(size);
-        open.end = size;
-        Ok((open, torn))
-    }
-
-    fn reopen(&mut self) -> io::Result<u64> {
-        self.open = None;
-        Ok(self.open()?.file.metadata()?.len())
-    }
-
-    fn open(&mut self) -> io::Result<&mut Open> {
+    /// The open file, which is the one at the path by now, and its size.
+    fn find(&mut self) -> io::Result<&mut Open> {
         let open = match self.open.take() {
+            Some(open) if open.regular => match std::fs::metadata(&self.path) {
+                Ok(found) if (found.dev(), found.ino()) == open.inode => Open { size: found.len(), ..open },
+                _ => Open::at(&self.path)?,
+            },
             Some(open) => open,
             None => Open::at(&self.path)?,
         };
@@ -188,7 +183,7 @@ impl Open {
             let _ = file.set_permissions(Permissions::from_mode(0o600));
         }
         let inode = (metadata.dev(), metadata.ino());
-        Ok(Open { file, regular: metadata.is_file(), inode, end: 0 })
+        Ok(Open { file, regular: metadata.is_file(), inode, size: metadata.len(), end: 0 })
     }
 
     /// Unreadable counts as ended: the worst case is one line that readers skip.
@@ -196,6 +191,20 @@ impl Open {
         let mut last = [b'\n'];
         let _ = self.file.read_at(&mut last, size - 1);
         last == [b'\n']
+    }
+
+    fn append(&mut self, lines: &[u8]) -> Result<(), (io::Error, usize)> {
+        if self.regular && self.size > 0 && self.size != self.end && !self.ends_a_line(self.size) {
+            // Somebody's last line was cut (a full disk, a crash): keep ours apart from it.
+            let apart = [b"\n", lines].concat();
+            self.write(&apart).map_err(|(error, written)| (error, written.saturating_sub(1)))
+        } else {
+            self.write(lines)
+        }
+    }
+
+    fn is_nameless(&self) -> bool {
+        self.regular && self.file.metadata().is_ok_and(|found| found.nlink() == 0)
     }
 
     fn write(&mut self, bytes: &[u8]) -> Result<(), (io::Error, usize)> {
@@ -208,7 +217,7 @@ impl Open {
                 Err(error) => return Err((error, written)),
             }
         }
-        self.end += bytes.len() as u64;
+        self.end = self.size + bytes.len() as u64;
         Ok(())
     }
 }

@@ -145,11 +145,12 @@ impl Owner {
         if lines.is_empty() {
             return;
         }
-        let may_rotate = self.lock().await;
-        let result = self.log.append(lines.as_bytes(), may_rotate);
-        if may_rotate {
+        // An error of the look is met again, and counted, by the write.
+        if self.log.look().is_ok_and(|is_due| is_due) && self.lock().await {
+            self.log.rotate();
             self.log.unlock();
         }
+        let result = self.log.append(lines.as_bytes());
         if let Err((error, written)) = result {
             let mut end = 0;
             let ends = batch.iter().filter(|pending| !pending.line.is_empty()).map(|pending| {
@@ -167,13 +168,11 @@ impl Owner {
         let mut tries = 0;
         loop {
             match self.log.try_lock() {
-                Ok(Locking::Held | Locking::Without) => {
+                Locking::Held | Locking::Without => {
                     self.lock_penalty = None;
                     return true;
                 }
-                Ok(Locking::Busy) => {}
-                // The write itself meets the same error and is counted there.
-                Err(_) => return false,
+                Locking::Busy => {}
             }
             let now = Instant::now();
             if self.lock_penalty.is_some_and(|end| now < end) {

@@ -191,6 +191,26 @@ fn a_holder_that_never_lets_go_stops_rotation_and_nothing_else() {
 }
 
 #[test]
+fn a_file_that_went_away_between_look_and_write_gets_the_record_again() {
+    let tmp = tempfile::tempdir().unwrap();
+    let path = tmp.path().join("log");
+    let mut log = Log::new(&path);
+    assert!(!log.look().unwrap());
+    // Another sidecar rotates twice.
+    std::fs::remove_file(&path).unwrap();
+    std::fs::write(&path, "{\"id\":\"another\"}\n").unwrap();
+    log.append(b"{\"id\":\"ours\"}\n").unwrap();
+    assert_eq!(ids(&path), ["another", "ours"]);
+    // Once: the file we have open is in the older generation then, which counts.
+    std::fs::rename(&path, generation(&path)).unwrap();
+    log.append(b"{\"id\":\"late\"}\n").unwrap();
+    assert_eq!(ids(&generation(&path)), ["another", "ours", "late"]);
+    assert!(!log.look().unwrap());
+    log.append(b"{\"id\":\"next\"}\n").unwrap();
+    assert_eq!(ids(&path), ["next"]);
+}
+
+#[test]
 fn a_cut_line_is_not_glued_to_the_next_record() {
     let tmp = tempfile::tempdir().unwrap();
     let path = tmp.path().join("log");

@@ -104,7 +104,8 @@ async fn judge<E: Endpoint>(
     }
     known();
     if matches!(place, Place::Xfer) {
-        return endpoint.xfer(request).await;
+        // Boxed: it would be most of every connection's future.
+        return Box::pin(endpoint.xfer(request)).await;
     }
     let head = head(request.headers(), connection);
     if request.method() == Method::GET {

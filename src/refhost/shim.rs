@@ -15,6 +15,7 @@ use serde_json::value::RawValue;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::{Id, JoinError, JoinSet};
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
 
 use super::launch::Launch;
 use super::life::{self, Life};
@@ -178,7 +179,7 @@ struct Running {
     id: Bytes,
 }
 
-impl<L: Launch> Shim<L> {
+impl<L: Launch + 'static> Shim<L> {
     /// A shim that has not started anything yet.
     pub fn new(
         config: ShimConfig,
@@ -211,9 +212,17 @@ impl<L: Launch> Shim<L> {
     /// Runs until it is stopped or no sidecar can be had. Needs a `LocalSet`. Afterwards every
     /// tool has been told to end and had a moment to do so.
     pub async fn run(mut self) -> ShimEnd {
-        let end = self.supervise().await;
-        self.core.end_tools().await;
-        end
+        // A task of its own, whoever awaits this: what wakes the outermost future costs an extra look at
+        // the driver each time.
+        let task = tokio::task::spawn_local(async move {
+            let end = self.supervise().await;
+            self.core.end_tools().await;
+            end
+        });
+        match AbortOnDropHandle::new(task).await {
+            Ok(end) => end,
+            Err(error) => std::panic::resume_unwind(error.into_panic()),
+        }
     }
 
     async fn supervise(&mut self) -> ShimEnd {
