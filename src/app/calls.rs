@@ -149,9 +149,9 @@ impl Core {
             // Said again, now with the mark.
             self.replace_outcome(exchange, self.marked(&exchange.key, outcome));
         }
-        let record = Record::attached(&exchange.key, &exchange.seat().sid, prepared.tool(), &prepared.args);
-        let core = self.clone();
-        self.tasks.spawn_local(async move { core.audit.write(record).await });
+        let sid = &exchange.seat().sid;
+        let record = Record::attached(&exchange.key, sid, prepared.tool(), &prepared.args);
+        self.tasks.spawn_local(self.audit.write(record));
         self.renew_note(&exchange.key);
     }
 
@@ -165,9 +165,9 @@ impl Core {
         else {
             return;
         };
-        note.sid = seat.sid;
-        note.rpc_id = seat.rpc_id;
-        note.token = seat.progress_token.map(|token| String::from_utf8_lossy(&token).into_owned());
+        note.sid.clone_from(&seat.sid);
+        note.rpc_id.clone_from(&seat.rpc_id);
+        note.token = seat.token_text();
         note.left_ms = entry.left_ms();
         note.ended_ms = entry.ended_ms();
         note.has_moved_on = entry.has_moved_on();
@@ -216,15 +216,16 @@ impl Core {
         asked: Asked,
     ) {
         let call_id = &exchange.key;
-        let sid = exchange.seat().sid;
+        let seat = exchange.seat();
+        let sid = &seat.sid;
         let (outcome, record) = match asked {
             Ok(result) => {
-                let record = Record::done(call_id, &sid, tool, args, result.is_error);
+                let record = Record::done(call_id, sid, tool, args, result.is_error);
                 (Outcome::Result(result), record)
             }
             Err(Unanswered::Cancelled) => {
                 self.ledger.borrow_mut().cancelled(call_id);
-                let record = Record::ended(call_id, &sid, tool, args, AuditOutcome::Cancelled);
+                let record = Record::ended(call_id, sid, tool, args, AuditOutcome::Cancelled);
                 let outcome = match exchange.cause() {
                     Cancel::Caller | Cancel::SessionEnded => Outcome::Cancelled,
                     cause @ (Cancel::Operator | Cancel::Stopping) => {
@@ -234,7 +235,7 @@ impl Core {
                 (outcome, record)
             }
             Err(Unanswered::Unknown) => {
-                let record = Record::ended(call_id, &sid, tool, args, AuditOutcome::Unknown);
+                let record = Record::ended(call_id, sid, tool, args, AuditOutcome::Unknown);
                 let text = format!(
                     "outcome unknown: the host went away during call {call_id}; the tool may or may not have run to its end"
                 );
@@ -298,9 +299,9 @@ impl Core {
         let (digest, started_ms) = entry.unwrap_or_default();
         let note = Note {
             v: NOTE_VERSION,
-            sid: seat.sid,
-            rpc_id: seat.rpc_id,
-            token: seat.progress_token.map(|token| String::from_utf8_lossy(&token).into_owned()),
+            sid: seat.sid.clone(),
+            rpc_id: seat.rpc_id.clone(),
+            token: seat.token_text(),
             digest: base64(&digest),
             bound: self.token_mark(),
             args: args.as_str().to_owned(),

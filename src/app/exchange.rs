@@ -89,10 +89,15 @@ pub struct Seat {
 }
 
 impl Seat {
+    /// The progress token as text.
+    pub fn token_text(&self) -> Option<String> {
+        self.progress_token.as_ref().map(|token| String::from_utf8_lossy(token).into_owned())
+    }
+
     /// The same caller on a fresh stream of the same name.
-    pub fn again(self, epoch: u64) -> Self {
+    pub fn again(&self, epoch: u64) -> Self {
         let stream = Stream::new(self.stream.name().to_owned(), epoch);
-        Self { stream, ..self }
+        Self { stream, ..self.clone() }
     }
 }
 
@@ -102,7 +107,7 @@ pub struct Exchange {
     pub key: String,
     /// Whether the ledger knows it: a tool call.
     pub is_call: bool,
-    seat: RefCell<Seat>,
+    seat: RefCell<Rc<Seat>>,
     /// Counts those who took the seat.
     pub takeovers: Cell<u64>,
     outcome: RefCell<Option<Outcome>>,
@@ -118,7 +123,7 @@ impl Exchange {
         Rc::new(Self {
             key,
             is_call,
-            seat: RefCell::new(seat),
+            seat: RefCell::new(Rc::new(seat)),
             takeovers: Cell::new(0),
             outcome: RefCell::default(),
             progress: Cell::new(None),
@@ -128,7 +133,7 @@ impl Exchange {
     }
 
     /// Who waits now.
-    pub fn seat(&self) -> Seat {
+    pub fn seat(&self) -> Rc<Seat> {
         self.seat.borrow().clone()
     }
 
@@ -151,7 +156,7 @@ impl Exchange {
     pub fn take_seat(&self, seat: Seat) {
         self.takeovers.set(self.takeovers.get() + 1);
         self.progress.set(None);
-        let before = self.seat.replace(seat);
+        let before = self.seat.replace(Rc::new(seat));
         before.stream.end();
         self.offer();
     }

@@ -4,10 +4,11 @@
 //! A session may hold several; each message goes to exactly one of them. What changed while a session
 //! had none is told as soon as it has one again.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::rc::Rc;
 
 use bytes::Bytes;
+use foldhash::HashMap;
 
 use super::Core;
 use super::streams::{Kind, Reader, Stream};

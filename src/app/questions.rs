@@ -58,7 +58,7 @@ impl Core {
                 if !seat.accepts_stream {
                     return Err("the caller takes no stream: it cannot be asked".into());
                 }
-                (seat.sid, seat.stream)
+                (seat.sid.clone(), seat.stream.clone())
             }
             None => self.only_session_for(method)?,
         };

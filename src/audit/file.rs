@@ -13,7 +13,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::OFlags;
+use rustix::fs::{FallocateFlags, OFlags};
 
 /// A file larger than this becomes `.1` before the next record is written.
 pub const ROTATE_BYTES: u64 = 512 * 1024;
@@ -25,6 +25,9 @@ pub(super) struct Log {
     /// Said once, not at every batch.
     cannot_rotate: bool,
 }
+
+/// So often it is looked for the end of a line while others write.
+const SETTLE_LOOKS: u32 = 5;
 
 /// What [`Log::try_lock`] says.
 pub(super) enum Locking {
@@ -186,15 +189,32 @@ impl Open {
         Ok(Open { file, regular: metadata.is_file(), inode, size: metadata.len(), end: 0 })
     }
 
-    /// Unreadable counts as ended: the worst case is one line that readers skip.
-    fn ends_a_line(&self, size: u64) -> bool {
-        let mut last = [b'\n'];
-        let _ = self.file.read_at(&mut last, size - 1);
-        last == [b'\n']
+    /// Whether somebody's last line was cut. A line that is just being written looks the same (the size
+    /// grows page by page), so that is waited for. Unreadable counts as ended: the worst case is one line
+    /// that readers skip.
+    fn ends_inside_a_line(&mut self) -> bool {
+        for _ in 0..SETTLE_LOOKS {
+            let mut last = [b'\n'];
+            if self.size > 0 {
+                let _ = self.file.read_at(&mut last, self.size - 1);
+            }
+            if last == [b'\n'] {
+                return false;
+            }
+            // Changes nothing (the file has a first byte), but waits its turn among the writes.
+            let turn = rustix::fs::fallocate(&self.file, FallocateFlags::KEEP_SIZE, 0, 1);
+            let before = self.size;
+            self.size = self.file.metadata().map_or(before, |found| found.len());
+            if turn.is_err() || self.size == before {
+                return true;
+            }
+        }
+        // Others write without a pause; whoever cut a line is not the one at the end.
+        false
     }
 
     fn append(&mut self, lines: &[u8]) -> Result<(), (io::Error, usize)> {
-        if self.regular && self.size > 0 && self.size != self.end && !self.ends_a_line(self.size) {
+        if self.regular && self.size != self.end && self.ends_inside_a_line() {
             // Somebody's last line was cut (a full disk, a crash): keep ours apart from it.
             let apart = [b"\n", lines].concat();
             self.write(&apart).map_err(|(error, written)| (error, written.saturating_sub(1)))

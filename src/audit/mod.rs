@@ -69,7 +69,7 @@ impl Audit {
 
     /// Queues `record` now; the future ends when it is in the file, or has failed and was counted.
     /// Dropping the future does not take the record back.
-    pub fn write(&self, record: Record) -> impl Future<Output = ()> + use<> {
+    pub fn write(&self, record: Record<'_>) -> impl Future<Output = ()> + use<> {
         self.enqueue(record.line())
     }
 

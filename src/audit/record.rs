@@ -1,6 +1,7 @@
 //! One line of the audit file: which fields, in which order (contract 11). A record is redacted by
 //! construction: arguments enter as [`Args`], a tool's name is redacted here.
 
+use std::borrow::Cow;
 use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -42,59 +43,59 @@ pub enum Outcome {
 
 /// A record on its way into the file. Build it when the thing happens: that is its `ts`.
 #[derive(Clone, Debug)]
-pub struct Record {
+pub struct Record<'a> {
     at: SystemTime,
-    id: Option<String>,
-    sid: Option<String>,
+    id: Option<&'a str>,
+    sid: Option<&'a str>,
     phase: &'static str,
-    tool: String,
+    tool: Cow<'a, str>,
     is_error: Option<bool>,
     outcome: Option<Outcome>,
-    args: Args,
+    args: Cow<'a, Args>,
 }
 
-impl Record {
+impl<'a> Record<'a> {
     /// A call is about to be given to the host, or refused. `id` is the call id.
-    pub fn start(id: &str, sid: &str, tool: &str, args: &Args) -> Record {
-        Record::call("start", id, sid, tool, args)
+    pub fn start(id: &'a str, sid: &'a str, tool: &'a str, args: &'a Args) -> Self {
+        Self::call("start", id, sid, tool, Cow::Borrowed(args))
     }
 
     /// The call is over and its response may leave.
-    pub fn done(id: &str, sid: &str, tool: &str, args: &Args, is_error: bool) -> Record {
-        Record { is_error: Some(is_error), ..Record::call("done", id, sid, tool, args) }
+    pub fn done(id: &'a str, sid: &'a str, tool: &'a str, args: &'a Args, is_error: bool) -> Self {
+        Self { is_error: Some(is_error), ..Self::call("done", id, sid, tool, Cow::Borrowed(args)) }
     }
 
     /// The call is over without a result of its tool; `isError` is true.
-    pub fn ended(id: &str, sid: &str, tool: &str, args: &Args, outcome: Outcome) -> Record {
-        Record { outcome: Some(outcome), ..Record::done(id, sid, tool, args, true) }
+    pub fn ended(id: &'a str, sid: &'a str, tool: &'a str, args: &'a Args, outcome: Outcome) -> Self {
+        Self { outcome: Some(outcome), ..Self::done(id, sid, tool, args, true) }
     }
 
     /// A re-sent call was attached to the running or finished call `id`.
-    pub fn attached(id: &str, sid: &str, tool: &str, args: &Args) -> Record {
-        Record::call("attached", id, sid, tool, args)
+    pub fn attached(id: &'a str, sid: &'a str, tool: &'a str, args: &'a Args) -> Self {
+        Self::call("attached", id, sid, tool, Cow::Borrowed(args))
     }
 
     /// An action of the bridge or its operator (`xfer`, `tunnel`, `host_llm`, `token`, `operator`).
     /// `args` is JSON; `sid` is the session that asked for it, if one did.
-    pub fn action(tool: &str, sid: Option<&str>, args: &str, is_error: bool) -> Record {
-        Record {
+    pub fn action(tool: &'a str, sid: Option<&'a str>, args: &str, is_error: bool) -> Self {
+        Self {
             id: None,
-            sid: sid.map(str::to_owned),
+            sid,
             is_error: Some(is_error),
-            ..Record::call("done", "", "", tool, &Args::redact(args))
+            ..Self::call("done", "", "", tool, Cow::Owned(Args::redact(args)))
         }
     }
 
-    fn call(phase: &'static str, id: &str, sid: &str, tool: &str, args: &Args) -> Record {
-        Record {
+    fn call(phase: &'static str, id: &'a str, sid: &'a str, tool: &'a str, args: Cow<'a, Args>) -> Self {
+        Self {
             at: SystemTime::now(),
-            id: Some(id.to_owned()),
-            sid: Some(sid.to_owned()),
+            id: Some(id),
+            sid: Some(sid),
             phase,
-            tool: redact::string(tool).into_owned(),
+            tool: redact::string(tool),
             is_error: None,
             outcome: None,
-            args: args.clone(),
+            args,
         }
     }
 
@@ -110,9 +111,9 @@ impl Record {
         out.push_str("{\"ts\":\"");
         push_rfc3339(out, self.at);
         out.push_str("\",\"id\":");
-        push_optional(out, self.id.as_deref());
+        push_optional(out, self.id);
         out.push_str(",\"sid\":");
-        push_optional(out, self.sid.as_deref());
+        push_optional(out, self.sid);
         out.push_str(",\"phase\":\"");
         out.push_str(self.phase);
         out.push_str("\",\"tool\":");
@@ -143,7 +144,7 @@ mod tests {
     use super::*;
     use std::time::UNIX_EPOCH;
 
-    fn line(record: Record) -> String {
+    fn line(record: Record<'_>) -> String {
         Record { at: UNIX_EPOCH, ..record }.line()
     }
 
@@ -184,8 +185,8 @@ mod tests {
 
     #[test]
     fn a_hostile_name_cannot_forge_a_line_or_drive_a_terminal() {
-        let record = Record::start("i", "s", "x\"}\n{\u{1b}[2J\u{9b}\u{202e}", &Args::redact("{}"));
-        let text = line(record);
+        let args = Args::redact("{}");
+        let text = line(Record::start("i", "s", "x\"}\n{\u{1b}[2J\u{9b}\u{202e}", &args));
         assert_eq!(text.matches('\n').count(), 1);
         assert!(!text.trim_end().chars().any(crate::text::is_unsafe));
         let back: serde_json::Value = serde_json::from_str(&text).unwrap();

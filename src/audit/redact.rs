@@ -47,8 +47,9 @@ pub fn string(text: &str) -> Cow<'_, str> {
 pub(super) fn push_json(out: &mut String, text: &str) {
     out.push('"');
     let mut rest = text;
-    // Nearly all text is plain: it goes over in runs.
-    while let Some(at) = rest.find(|c| matches!(c, '"' | '\\') || (text::is_unsafe(c))) {
+    // Nearly all text is plain ASCII: it goes over in runs.
+    let is_special = |byte: u8| !matches!(byte, b' '..=b'~') || matches!(byte, b'"' | b'\\');
+    while let Some(at) = rest.bytes().position(is_special) {
         let (plain, special) = rest.split_at(at);
         out.push_str(plain);
         let mut chars = special.chars();

@@ -16,8 +16,10 @@ fn run<F: AsyncFnOnce(&TaskTracker)>(body: F) {
     });
 }
 
-fn record(id: &str) -> Record {
-    Record::start(id, "sid", "read", &Args::redact(r#"{"path":"/etc/hostname"}"#))
+fn record(id: &str) -> Record<'_> {
+    static ARGS: std::sync::OnceLock<Args> = std::sync::OnceLock::new();
+    let args = ARGS.get_or_init(|| Args::redact(r#"{"path":"/etc/hostname"}"#));
+    Record::start(id, "sid", "read", args)
 }
 
 fn ids(path: &Path) -> Vec<String> {
@@ -280,7 +282,7 @@ fn ends_on_record_are_found_in_both_generations() {
     let path = tmp.path().join("log");
     assert!(ended(&path, &["a"]).is_empty());
     let args = Args::redact("{}");
-    let end = |id: &str| Record::done(id, "sid", "read", &args, false);
+    let end = |id: &'static str| Record::done(id, "sid", "read", &args, false);
     run(async |tasks| Audit::start(&path, tasks).write(end("old")).await);
     std::fs::rename(&path, generation(&path)).unwrap();
     run(async |tasks| {

@@ -92,7 +92,7 @@ pub fn string(raw: &RawValue) -> Option<Cow<'_, str>> {
 
 /// `text` as a JSON string literal.
 pub fn quote(text: &str) -> String {
-    serde_json::Value::from(text).to_string()
+    serde_json::to_string(text).unwrap_or_else(|_| "\"\"".to_owned())
 }
 
 #[cfg(test)]

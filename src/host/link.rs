@@ -7,13 +7,13 @@
 //! learns it.
 
 use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use foldhash::HashMap;
 use futures_util::StreamExt;
 use serde::Serialize;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
@@ -180,7 +180,7 @@ impl Unstarted {
         let mut owner = Owner {
             shared: self.shared,
             peer,
-            pending: HashMap::new(),
+            pending: HashMap::default(),
             out: OutBuffer::default(),
             parsing: JoinSet::new(),
         };

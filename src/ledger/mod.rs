@@ -14,8 +14,7 @@
 //! Beside that, every call is running or has ended; a result that nobody claimed is dropped when
 //! there are too many, and then its end is still known: it never runs again.
 
-use std::collections::HashMap;
-
+use foldhash::HashMap;
 use sha2::{Digest as _, Sha256};
 
 use crate::mcp::session::Hold;
@@ -145,10 +144,10 @@ impl Ledger {
     /// An empty ledger; `window_ms` is how long an ended orphan can be reached, 0 = not at all.
     pub fn new(window_ms: u64) -> Self {
         Self {
-            calls: HashMap::new(),
-            by_digest: HashMap::new(),
+            calls: HashMap::default(),
+            by_digest: HashMap::default(),
             orphans: 0,
-            per_session: HashMap::new(),
+            per_session: HashMap::default(),
             running: 0,
             served: 0,
             window_ms,

@@ -1,10 +1,10 @@
 //! The host's tool list made safe for every client (contract 4, `tools/list`): one odd schema or one
 //! explicit null makes real clients refuse the whole list. Everything else stays verbatim.
 
-use std::collections::HashSet;
 use std::fmt::Write as _;
 
 use bytes::Bytes;
+use foldhash::HashSet;
 use serde_json::value::RawValue;
 
 use crate::frame::raw::{RawObject, key_is, string};
@@ -59,7 +59,7 @@ impl Catalogue {
         let tools: Vec<&RawValue> =
             serde_json::from_str(tools.get()).map_err(|_| "the host's `tools` is no array")?;
         let mut catalogue = Self::default();
-        let mut seen = HashSet::new();
+        let mut seen = HashSet::default();
         let mut json = String::with_capacity(result.len() + 16);
         json.push_str(r#"{"tools":["#);
         for tool in tools {

@@ -2,8 +2,7 @@
 //! 64. Pure: the caller brings the time, in milliseconds since the epoch, and says which sessions
 //! are busy.
 
-use std::collections::HashMap;
-
+use foldhash::HashMap;
 use serde::{Deserialize, Serialize};
 
 /// Most sessions at a time.
