@@ -12,7 +12,7 @@
 //! wall clock's, so that a suspended machine's share ends when it was said to.
 
 use std::cell::{Cell, RefCell};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -21,6 +21,7 @@ use tokio::time::{Instant, timeout};
 
 use super::launch::{Told, last_words, random};
 use super::tools::aside;
+use super::upload::remove_part;
 use super::{Phase, Share};
 use crate::app::keeping::{ChildEvent, Followed};
 use crate::app::{Core, now_ms};
@@ -207,6 +208,7 @@ impl Owner {
             installed,
             uploading: RefCell::default(),
             parts: RefCell::default(),
+            has_strays: Cell::new(false),
             is_inherited: false,
             has_ended: Cell::new(false),
         }
@@ -216,6 +218,7 @@ impl Owner {
         loop {
             let share = self.core.shares.current.borrow().clone();
             let again_at = self.again_at;
+            let pause = share.as_ref().map_or(LOOK, |share| look(&share.terms, now_ms()));
             tokio::select! {
                 command = commands.recv() => match command {
                     None => return,
@@ -239,7 +242,7 @@ impl Owner {
                     Some(event) => self.hear(event),
                 },
                 () = sleep_until(again_at), if again_at.is_some() => self.start_again().await,
-                () = tokio::time::sleep(look(share.as_deref())), if share.is_some() => {}
+                () = tokio::time::sleep(pause), if share.is_some() => {}
             }
             let is_over = |share: &Rc<Share>| share.terms.is_over(now_ms());
             if self.core.shares.current.borrow().as_ref().is_some_and(is_over) {
@@ -462,7 +465,12 @@ impl Owner {
         let mut parts = share.parts.take();
         parts.extend(share.uploading.borrow().iter().cloned());
         let (root, id) = (share.terms.path.clone(), share.terms.id.clone());
-        if share.is_inherited && !share.terms.is_file {
+        let (at, of) = (root.clone(), id.clone());
+        let are_all_gone =
+            aside(move || parts.iter().fold(true, |all, path| remove_part(&at, &of, path) && all)).await;
+        // Some were moved with their folder, or nobody here knows them.
+        let has_strays = share.is_inherited || share.has_strays.get() || !are_all_gone;
+        if has_strays && !share.terms.is_file {
             self.core.tasks.spawn_local(async move {
                 let prefix = path::part_prefix(&id);
                 let shown = root.display().to_string();
@@ -470,8 +478,6 @@ impl Owner {
                     tracing::warn!(root = shown, "too many files to look for what cut uploads left");
                 }
             });
-        } else if !parts.is_empty() {
-            aside(move || remove(&root, &id, parts)).await;
         }
     }
 
@@ -490,24 +496,47 @@ impl Owner {
     }
 }
 
-fn remove(root: &Path, id: &str, files: impl IntoIterator<Item = path::RoutePath>) {
-    for file in files {
-        let part = file.part(id);
-        if let (Ok(place), Some((_, name))) = (place::Place::open(root, &file, false), part.split()) {
-            place.remove(name);
-        }
-    }
-}
-
-/// Until the wall clock is to be looked at again.
-fn look(share: Option<&Share>) -> Duration {
-    let left = share.map_or(0, |share| share.terms.expires_ms.saturating_sub(now_ms()));
-    LOOK.min(Duration::from_millis(left))
+/// From `now_ms` until the wall clock is to be looked at again. Never for the whole rest of a share: the
+/// clock may be set meanwhile, and stands still for our timers in a suspend.
+fn look(terms: &Terms, now_ms: u64) -> Duration {
+    LOOK.min(Duration::from_millis(terms.expires_ms.saturating_sub(now_ms)))
 }
 
 async fn sleep_until(at: Option<Instant>) {
     match at {
         Some(at) => tokio::time::sleep_until(at).await,
         None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_jump_of_the_wall_clock_ends_a_share_at_the_next_look() {
+        const HOUR: u64 = 3_600_000;
+        let begun = 1_800_000_000_000;
+        let terms = Terms {
+            id: "0123abcd".into(),
+            path: "/shared".into(),
+            is_file: false,
+            started_ms: begun,
+            expires_ms: begun + HOUR,
+            ttl_seconds: 3600,
+        };
+        // Seen at most so long after a jump, however far the end was.
+        assert_eq!(look(&terms, begun), LOOK);
+        assert!(!terms.is_over(begun + HOUR - 1));
+        assert_eq!(look(&terms, begun + HOUR - 1), Duration::from_millis(1));
+        for after in [begun + HOUR, begun + 24 * HOUR, u64::MAX] {
+            assert!(terms.is_over(after));
+            assert_eq!(look(&terms, after), Duration::ZERO);
+        }
+        // Set back: it ends at the time it was said to, not at once and not never.
+        for before in [begun - HOUR, 0] {
+            assert!(!terms.is_over(before));
+            assert_eq!(look(&terms, before), LOOK);
+        }
     }
 }
