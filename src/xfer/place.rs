@@ -8,7 +8,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
+use rustix::fs::{Access, AtFlags, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
 use super::path::RoutePath;
@@ -99,6 +99,14 @@ impl Place {
         let folder = whereabouts(&self.folder)?;
         let folder = folder.strip_prefix(root).map_err(|_| PlaceError::Outside)?;
         Ok(RoutePath::beneath(folder, &self.name))
+    }
+
+    /// Whether something may be made in the folder.
+    ///
+    /// # Errors
+    /// As the file system's.
+    pub fn may_write(&self) -> Result<(), PlaceError> {
+        Ok(rustix::fs::accessat(&self.folder, ".", Access::WRITE_OK, AtFlags::EACCESS)?)
     }
 
     /// What has the name now; `None` for nothing. Links within the share are followed.

@@ -189,13 +189,21 @@ impl Share {
     /// `MKCOL`: one folder, in one that exists.
     async fn new_folder(self: &Rc<Self>, path: &RoutePath, transfer: Transfer) -> Response<Body> {
         let (root, at) = (self.terms.path.clone(), path.clone());
-        match aside(move || Place::open(&root, &at, false).map(drop)).await {
+        let place = match aside(move || Place::open(&root, &at, false)).await {
+            Ok(place) => Some(place),
             // The shared folder itself: it exists.
-            Err(PlaceError::IsAFolder) | Ok(()) => {}
+            Err(PlaceError::IsAFolder) => None,
             Err(error) => return misplaced(&error),
-        }
+        };
         let method = Method::from_bytes(b"MKCOL").unwrap_or_default();
         match self.ask(method, &path.to_string(), HeaderMap::new(), Sent::Nothing).await {
+            // It does not say why.
+            Ok(reply) if reply.status().is_server_error() => {
+                match aside(move || place.map_or(Ok(()), |place| place.may_write())).await {
+                    Ok(()) => relay(reply, false, transfer),
+                    Err(error) => misplaced(&error),
+                }
+            }
             Ok(reply) => relay(reply, false, transfer),
             Err(Broken) => self.gone(),
         }
