@@ -258,8 +258,7 @@ fn listings_archives_ranges_and_properties_work() {
         assert_eq!(rights, [true, true, false], "{}", listing.text());
         assert_eq!(listing.header("content-length").unwrap(), listing.body.len().to_string());
         // A file that looks like one is nobody's listing.
-        shared
-            .write("like.json", &listing.text().replace("\"allow_delete\":false", "\"allow_delete\": true"));
+        shared.write("like.json", listing.text().replace("\"allow_delete\":false", "\"allow_delete\": true"));
         for query in ["", "?json=1", "?json&json=1"] {
             assert!(
                 shared.get(&format!("/like.json{query}")).text().contains("\"allow_delete\": true"),
