@@ -240,6 +240,28 @@ fn what_is_kept_in_a_renamed_folder_is_gone_with_the_share() {
     }
 }
 
+#[test]
+fn a_chunked_upload_that_is_malformed_is_said_so() {
+    for version in VERSIONS {
+        let shared = Shared::start(version);
+        shared.write("f", "old");
+        let chunked = [("Transfer-Encoding", "chunked")];
+        for (rest, kept) in
+            [("nonsense\r\n", 3), ("-1\r\n", 3), ("fffffffffffffffff\r\n", 3), ("2\r\ndeX\r\n", 5)]
+        {
+            let body = format!("3\r\nabc\r\n{rest}");
+            let reply = shared.ask("PUT", "/f", &chunked, body.as_bytes());
+            assert_eq!((reply.status, shared.part("/f")), (400, Some(kept)), "{rest}: {}", reply.text());
+            assert_eq!(shared.read("f").unwrap(), b"old", "{rest}");
+            let headers = [("X-Update-Range", "append"), ("X-Upload-Length", "9"), chunked[0]];
+            let reply = shared.ask("PATCH", "/f?part", &headers, b"nonsense\r\n");
+            assert_eq!(reply.status, 400, "{}", reply.text());
+        }
+        assert_eq!(shared.put("/f", "and it still works"), 201);
+        assert_eq!(shared.names(""), ["f"]);
+    }
+}
+
 /// F3: what the path means changes while the bytes come.
 #[test]
 fn a_link_swapped_in_meanwhile_leads_nowhere() {

@@ -2,7 +2,8 @@
 //! it. At most one at a time.
 //!
 //! [`owner`] is the one task that starts, watches and ends its file server; [`route`] answers `/xfer/`,
-//! [`upload`] the requests that write; [`takeover`] finds what an earlier sidecar shared. They and the tools read the [`Share`] of the moment.
+//! [`upload`] the requests that write; [`takeover`] finds what an earlier sidecar shared. They and the
+//! tools read the [`Share`] of the moment.
 
 mod launch;
 mod owner;

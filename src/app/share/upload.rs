@@ -245,6 +245,10 @@ impl Uploading {
             (Ok(status), UploadEnd::TooLong) if status.is_success() => {
                 words(StatusCode::BAD_REQUEST, "the request brought more than X-Upload-Length says")
             }
+            (Ok(status), UploadEnd::Malformed) if status.is_success() => words(
+                StatusCode::BAD_REQUEST,
+                "the request's chunks are malformed; what came is kept, see ?part",
+            ),
             (Ok(status), UploadEnd::Cut) if status.is_success() => {
                 words(StatusCode::REQUEST_TIMEOUT, "the upload stopped; what came is kept, see ?part")
             }
