@@ -117,6 +117,7 @@ pub struct Core {
     deliveries: RefCell<HashMap<u64, Vec<String>>>,
     /// Questions of the host that wait for a caller, by our id.
     questions: RefCell<HashMap<String, questions::Question>>,
+    early_answers: RefCell<questions::Early>,
     listeners: RefCell<listeners::Listeners>,
     missed: RefCell<listeners::Missed>,
     /// The resources the host was asked to watch.
@@ -218,6 +219,7 @@ impl Core {
             acknowledged: RefCell::default(),
             deliveries: RefCell::default(),
             questions: RefCell::default(),
+            early_answers: RefCell::default(),
             listeners: RefCell::default(),
             missed: RefCell::default(),
             subscribed: RefCell::default(),
@@ -316,8 +318,10 @@ impl Core {
                 "entries of the host's tool list left out: no name, or a name twice"
             );
         }
-        if catalogue.is_host_empty && self.catalogue.borrow().is_some() {
-            // A host between two sessions: an empty list would make clients forget their tools.
+        let is_wrapped = self.server.borrow().is_some();
+        if catalogue.is_host_empty && !is_wrapped && self.catalogue.borrow().is_some() {
+            // A host between two sessions: an empty list would make clients forget their tools. A wrapped
+            // server has no sessions to be between: what it lists is what it has.
             tracing::warn!("the host's tool list is empty; the last one stays");
             return;
         }

@@ -4,7 +4,11 @@
 //! A question belongs to a call, or to the one session that can answer it. It goes out under an id of
 //! ours, which no caller can guess into another session; it is answered by the caller's POST, or by
 //! us with an error when the call ends, the session ends, or the caller stays away.
+//!
+//! A host that names its question (`questionId`) and asks it again after our restart finds it under the
+//! same id: the answer to the first asking counts, even one that comes before the host asks again.
 
+use std::collections::HashMap;
 use std::rc::Rc;
 
 use bytes::Bytes;
@@ -23,6 +27,13 @@ use crate::mcp::session::Session;
 const AWAY: Duration = Duration::from_secs(30);
 /// Most questions that wait at a time.
 const MAX_QUESTIONS: usize = 256;
+/// What begins the ids of our questions.
+const PREFIX: &str = "a2mcp-";
+/// For so long after a restart an answer may come before its question.
+const EARLY: Duration = Duration::from_secs(10);
+/// Most such answers, and their bytes.
+const MAX_EARLY: usize = 64;
+const MAX_EARLY_BYTES: usize = 8 << 20;
 
 /// One that waits.
 pub(super) struct Question {
@@ -36,6 +47,21 @@ pub(super) struct Question {
     method: String,
     /// The message as the caller gets it.
     payload: Vec<Bytes>,
+}
+
+/// The answer of a caller: `result` or `error`, and its text.
+type Answer = (&'static str, Bytes);
+
+/// Answers to questions that an earlier sidecar asked and the host has not asked again yet, by session
+/// and id: nobody answers for another, or stands in its way.
+#[derive(Default)]
+pub(super) struct Early(HashMap<(String, String), Answer>);
+
+impl Early {
+    fn has_room_for(&self, len: usize) -> bool {
+        let kept: usize = self.0.values().map(|(_, text)| text.len()).sum();
+        self.0.len() < MAX_EARLY && kept + len <= MAX_EARLY_BYTES
+    }
 }
 
 impl Core {
@@ -65,7 +91,14 @@ impl Core {
         if !self.sessions.borrow().get(&sid).is_some_and(|session| declares(session, method)) {
             return Err(format!("the caller did not declare the capability for {method}"));
         }
-        let id = format!("a2mcp-{}", uuid::Uuid::new_v4().simple());
+        // A name that is in use is no name.
+        let id = question_id(params).filter(|id| !self.questions.borrow().contains_key(id));
+        let id = id.unwrap_or_else(|| id_of(uuid::Uuid::new_v4()));
+        if let Some(answer) = self.early_answers.borrow_mut().0.remove(&(sid.clone(), id.clone())) {
+            tracing::info!(method, "a question that an earlier sidecar asked is answered already");
+            self.pass_answer(host_id.clone(), answer);
+            return Ok(());
+        }
         let text = format!(
             r#"{{"jsonrpc":"2.0","id":"{id}","method":{},"params":"#,
             crate::frame::raw::quote(method)
@@ -162,24 +195,51 @@ impl Core {
         question.stream.push(Kind::Notification, vec![text.into()]);
     }
 
-    /// A caller's answer; whether anybody waited for it.
-    pub(super) fn caller_answers(&self, sid: &str, message: &Message) {
+    /// A caller's answer.
+    pub(super) fn caller_answers(self: &Rc<Self>, sid: &str, message: &Message) {
         let id = text(message.id.as_ref()).and_then(|id| serde_json::from_str::<String>(id).ok());
         let Some(id) = id else { return };
-        let is_theirs = self.questions.borrow().get(&*id).is_some_and(|question| question.sid == sid);
-        if !is_theirs {
-            tracing::debug!("an answer that nobody waits for");
-            return;
-        }
-        let Some(question) = self.questions.borrow_mut().remove(&*id) else { return };
-        let (member, text) = match (message.result.clone(), message.error.clone()) {
+        let answer = match (message.result.clone(), message.error.clone()) {
             (_, Some(error)) => ("error", error),
             (result, None) => ("result", result.unwrap_or_else(|| Bytes::from_static(b"{}"))),
         };
+        let asked = self.questions.borrow().get(&*id).map(|question| question.sid == sid);
+        match asked {
+            Some(true) => {
+                let Some(question) = self.questions.borrow_mut().remove(&*id) else { return };
+                self.pass_answer(question.host_id, answer);
+            }
+            None if self.hello.resume.is_some() && id.starts_with(PREFIX) => {
+                self.keep_early((sid.to_owned(), id), answer);
+            }
+            _ => tracing::debug!("an answer that nobody waits for"),
+        }
+    }
+
+    fn pass_answer(&self, host_id: Bytes, (member, text): Answer) {
         let link = self.link.clone();
         self.tasks.spawn_local(async move {
-            let _ = link.answer_raw(&question.host_id, member, text).await;
+            let _ = link.answer_raw(&host_id, member, text).await;
         });
+    }
+
+    /// Keeps an answer whose question may still come; the first one counts.
+    fn keep_early(self: &Rc<Self>, key: (String, String), (member, text): Answer) {
+        let age = self.started.elapsed();
+        let mut early = self.early_answers.borrow_mut();
+        if age >= EARLY || early.0.contains_key(&key) || !early.has_room_for(text.len()) {
+            tracing::debug!("an answer that nobody waits for");
+            return;
+        }
+        if early.0.is_empty() {
+            let core = self.clone();
+            self.tasks.spawn_local(async move {
+                tokio::time::sleep(EARLY.saturating_sub(age)).await;
+                core.early_answers.borrow_mut().0.clear();
+            });
+        }
+        // A copy: what it is a part of may be far larger.
+        early.0.insert(key, (member, Bytes::copy_from_slice(&text)));
     }
 
     /// The questions of a call that has ended.
@@ -218,12 +278,28 @@ impl Core {
 
     /// The exchange that a message of the host names in its `_meta["a2mcp/call"]`.
     pub(super) fn call_of(&self, params: &Bytes) -> Option<Rc<Exchange>> {
-        let text = std::str::from_utf8(params).ok()?;
-        let meta = RawObject::parse(RawObject::parse(text)?.get("_meta")?.get())?;
-        let call = RawObject::parse(meta.get("a2mcp/call")?.get())?;
+        let call = call_meta(params)?;
         let call_id = crate::frame::raw::string(call.get("callId")?)?;
         self.exchanges.borrow().get(&*call_id).cloned()
     }
+}
+
+/// What a message of the host says in its `_meta["a2mcp/call"]`.
+fn call_meta(params: &Bytes) -> Option<RawObject<'_>> {
+    let text = std::str::from_utf8(params).ok()?;
+    let meta = RawObject::parse(RawObject::parse(text)?.get("_meta")?.get())?;
+    RawObject::parse(meta.get("a2mcp/call")?.get())
+}
+
+/// The id of the question that the host named.
+fn question_id(params: &Bytes) -> Option<String> {
+    let call = call_meta(params)?;
+    let name = crate::frame::raw::string(call.get("questionId")?)?;
+    uuid::Uuid::parse_str(&name).ok().map(id_of)
+}
+
+fn id_of(question: uuid::Uuid) -> String {
+    format!("{PREFIX}{}", question.simple())
 }
 
 /// Whether a session declared the capability that a method's first word names.

@@ -12,6 +12,8 @@ use crate::frame::raw::{RawObject, key_is, quote, string};
 pub const NOT_EXPOSED: &str = "not exposed: no tool of that name is offered here (see tools/list)";
 /// Without a live Main session (contract 4, outcome 3).
 pub const NO_MAIN: &str = "main session not available";
+/// In place of what no client could read.
+const NO_RESULT: &str = "the tool's answer is no MCP tool result (an object with a list `content`, or with an object `structuredContent`); it may have run";
 
 /// The parameters of a `tools/call`.
 #[derive(Debug, Clone)]
@@ -106,7 +108,7 @@ impl ToolResult {
     /// object or the result is an error; explicit nulls go.
     pub fn from_host(result: Bytes) -> Self {
         let Some(repaired) = std::str::from_utf8(&result).ok().and_then(repair) else {
-            return Self::error("the host's answer is no MCP tool result");
+            return Self::error(NO_RESULT);
         };
         let (is_error, text) = repaired;
         Self { text: text.map_or(result, Bytes::from), is_error }
@@ -121,6 +123,10 @@ fn repair(text: &str) -> Option<(bool, Option<String>)> {
         Some(content) => serde_json::from_str::<Vec<&RawValue>>(content.get()).ok(),
         None => None,
     };
+    let has_object = |key: &str| result.get(key).is_some_and(|value| value.get().starts_with('{'));
+    if content.is_none() && !has_object("structuredContent") && !has_object("task") {
+        return None;
+    }
     let blocks: Vec<Option<String>> = content.iter().flatten().map(|block| repair_block(block)).collect();
     let is_sound = |(key, value): &(&RawValue, &RawValue)| {
         let value = value.get();
@@ -274,8 +280,14 @@ mod tests {
         ] {
             assert_eq!(ToolResult::from_host(text.into()).text, expected, "{text}");
         }
-        for text in ["7", "", "null", "[]"] {
-            assert!(ToolResult::from_host(text.into()).is_error);
+        for text in
+            ["7", "", "null", "[]", "\"ok\"", "{}", r#"{"content":"ok"}"#, r#"{"result":{"content":[]}}"#]
+        {
+            let result = ToolResult::from_host(text.into());
+            assert!(
+                result.is_error && result.text.ends_with(br#"it may have run"}],"isError":true}"#),
+                "{text}"
+            );
         }
     }
 }

@@ -172,6 +172,10 @@ impl Life {
                     }
                 }
                 Some(done) = core.tasks.join_next_with_id(), if has_room && !core.tasks.is_empty() => {
+                    // What was ordered before an end comes before it: a withdrawn question, a changed list.
+                    while let Ok(order) = orders.try_recv() {
+                        self.obey(core, order);
+                    }
                     self.finished(core, done);
                     while self.out.len() < HIGH_WATER
                         && let Some(done) = core.tasks.try_join_next_with_id()
@@ -423,6 +427,8 @@ impl Life {
                 core.cancel_all();
                 self.kill.cancel();
             }
+            // Its reply is dropped, as if it had come to the sidecar before.
+            Order::Request { .. } if self.phase == Phase::Greeting => {}
             order if self.phase != Phase::Serving => refuse(order),
             Order::Command(argv, reply) => {
                 self.out.ask("bridge/command", json(&Command { argv }), Asked::Command(reply));

@@ -278,6 +278,8 @@ impl<L: Launch + 'static> Shim<L> {
                 }
                 order = self.orders.recv() => match order {
                     None | Some(Order::Stop(_) | Order::StopNow | Order::Kill) => return true,
+                    // Its reply is dropped, as if the sidecar had ended a moment later.
+                    Some(Order::Request { .. }) => {}
                     Some(order) => refuse(order),
                 },
             }

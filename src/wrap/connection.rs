@@ -124,7 +124,7 @@ impl Sent {
 
 impl Drop for Sent {
     fn drop(&mut self) {
-        self.connection.give_up(self.id);
+        self.connection.give_up(self.id, Instant::now());
     }
 }
 
@@ -185,10 +185,14 @@ impl Connection {
 
     /// Whom the server can mean by what it says now.
     pub(super) fn addressee(&self) -> Addressee {
+        self.addressee_at(Instant::now())
+    }
+
+    fn addressee_at(&self, now: Instant) -> Addressee {
         if self.has_forgotten.get() {
             return Addressee::Unclear;
         }
-        self.let_go(Instant::now());
+        self.let_go(now);
         let pending = self.pending.borrow();
         let mut sid: Option<&str> = None;
         let mut newest: Option<(u64, &Who)> = None;
@@ -225,7 +229,7 @@ impl Connection {
     }
 
     /// Nobody waits for this request any more; whose it is stays known until the server has answered it.
-    fn give_up(&self, id: u64) {
+    fn give_up(&self, id: u64, now: Instant) {
         let mut pending = self.pending.borrow_mut();
         let Some(waiting) = pending.get_mut(&id) else { return };
         if waiting.who.is_none() {
@@ -234,7 +238,7 @@ impl Connection {
             pending.remove(&id);
             self.has_forgotten.set(true);
         } else if waiting.reply.take().is_some() {
-            waiting.given_up_at = Some(Instant::now());
+            waiting.given_up_at = Some(now);
             self.given_up.set(self.given_up.get() + 1);
         }
     }
@@ -334,7 +338,9 @@ impl Connection {
             (Shape::Answer, _) => {
                 let id = message.id.as_ref().and_then(|id| std::str::from_utf8(id).ok()?.parse().ok());
                 let waiting = id.and_then(|id: u64| self.answered(id));
-                match (waiting, message.error, message.result) {
+                // Some write every member, also the one they do not mean.
+                let error = message.error.filter(|error| &error[..] != b"null" || message.result.is_none());
+                match (waiting, error, message.result) {
                     (Some(reply), Some(error), _) => drop(reply.send(Outcome::Error(error))),
                     (Some(reply), None, Some(result)) => drop(reply.send(Outcome::Result(result))),
                     // Mostly the answer to what was cancelled meanwhile.
@@ -351,7 +357,15 @@ impl Connection {
                     peer.clone().notification(self, method, &params);
                 }
             }
-            _ => peer.clone().skipped("neither request nor answer"),
+            _ => {
+                let id = message.id.as_ref().filter(|_| message.method.is_none());
+                let id = id.and_then(|id| std::str::from_utf8(id).ok()?.parse().ok());
+                if let Some(reply) = id.and_then(|id| self.answered(id)) {
+                    let error = "the server's answer has neither a result nor an error";
+                    let _ = reply.send(error_outcome(code::FAILED, error));
+                }
+                peer.clone().skipped("neither request nor answer");
+            }
         }
     }
 }
@@ -372,4 +386,46 @@ async fn parse(line: &Bytes) -> Result<Message, EnvelopeError> {
     }
     let line = line.clone();
     tokio::task::spawn_blocking(move || blocking(&line)).await.unwrap_or(Err(EnvelopeError::NotJson))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What was asked of the server, by session; the request's id.
+    fn ask(connection: &Rc<Connection>, sid: &str) -> (u64, Sent) {
+        let who = Who { sid: sid.into(), key: format!("{sid} asks") };
+        let sent = connection.request("tools/call", ["{}".into()], Some(who)).unwrap();
+        (sent.id, sent)
+    }
+
+    #[test]
+    fn what_was_given_up_is_its_sessions_for_a_minute_or_until_it_is_answered() {
+        let connection = Rc::new(Connection::default());
+        let start = Instant::now();
+        let waiting = |sid: &str| Addressee::Waiting(Who { sid: sid.into(), key: format!("{sid} asks") });
+        assert_eq!(connection.addressee_at(start), Addressee::Unclear);
+        let (old, _old) = ask(&connection, "one");
+        connection.give_up(old, start);
+        assert_eq!(connection.addressee_at(start), Addressee::Gone);
+        let (_, _other) = ask(&connection, "two");
+        let later = start + GIVEN_UP_TIME;
+        assert_eq!(connection.addressee_at(later), Addressee::Unclear, "it may still be the first one's");
+        assert_eq!(connection.given_up.get(), 1);
+        assert_eq!(connection.addressee_at(later + Duration::from_millis(1)), waiting("two"));
+        assert_eq!((connection.given_up.get(), connection.pending.borrow().len()), (0, 1));
+        // Too late, and nobody minds.
+        assert!(connection.answered(old).is_none());
+        connection.give_up(old, later);
+
+        // An answer ends it at once; given up twice is once, and from then on.
+        let (third, _third) = ask(&connection, "three");
+        connection.give_up(third, later);
+        connection.give_up(third, later + GIVEN_UP_TIME);
+        assert_eq!((connection.addressee_at(later), connection.given_up.get()), (Addressee::Unclear, 1));
+        assert!(connection.answered(third).is_none());
+        assert_eq!((connection.addressee_at(later), connection.given_up.get()), (waiting("two"), 0));
+        // What still has somebody who waits stays however long it takes.
+        assert_eq!(connection.addressee_at(start + 1000 * GIVEN_UP_TIME), waiting("two"));
+    }
 }

@@ -53,7 +53,7 @@ const MAX_INSTRUCTIONS: usize = 64 << 10;
 /// Arguments of `a2mcp wrap`.
 #[derive(Debug, Clone, Default, clap::Args)]
 #[command(
-    after_help = "Config, token, log and audit are in ~/.a2mcp unless --agent-dir names another directory; --pid has no\nmeaning here."
+    after_help = "Config, token, log and audit are in ~/.a2mcp unless --agent-dir names another directory."
 )]
 pub struct WrapArgs {
     /// The port of the endpoint; by default what the config says, else the last one
@@ -68,6 +68,9 @@ pub struct WrapArgs {
     /// Which server of the file
     #[arg(long, value_name = "NAME")]
     pub server: Option<String>,
+    /// Stands in front of the option of all commands, which has no meaning here.
+    #[arg(long, hide = true, value_name = "PID")]
+    pub pid: Option<u32>,
     /// The server's command and its arguments
     #[arg(last = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
@@ -143,6 +146,10 @@ pub fn run(
     env: &Env,
     out: impl Write + Send + 'static,
 ) -> Result<(), WrapError> {
+    if args.pid.is_some() {
+        let text = "--pid names a running sidecar; `wrap` starts its own";
+        return Err(SpecError::Usage(text.to_owned()).into());
+    }
     let spec = Spec::choose(&args.command, args.config.as_deref(), args.server.as_deref())?;
     process::raise_open_files();
     // Nothing here may wait for who reads our stderr.

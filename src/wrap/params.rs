@@ -43,6 +43,16 @@ pub(super) fn for_server(params: &Bytes) -> (Vec<Bytes>, Who) {
 
 /// The server's parameters for the sidecar, naming the call they belong to, if any.
 pub(super) fn for_sidecar(params: &Bytes, call: Option<&str>) -> Bytes {
+    with_call(params, call, "")
+}
+
+/// As [`for_sidecar`], for a question, which has a name of its own.
+pub(super) fn question_for_sidecar(params: &Bytes, call: &str, question: uuid::Uuid) -> Bytes {
+    with_call(params, Some(call), &format!(",\"questionId\":\"{question}\""))
+}
+
+/// `more` are further members of what names the call.
+fn with_call(params: &Bytes, call: Option<&str>, more: &str) -> Bytes {
     let text = std::str::from_utf8(params).unwrap_or_default();
     let object = RawObject::parse(text).unwrap_or_default();
     let meta = object.get("_meta").and_then(|meta| RawObject::parse(meta.get()));
@@ -56,7 +66,7 @@ pub(super) fn for_sidecar(params: &Bytes, call: Option<&str>) -> Bytes {
     }
     json.push_str("\"_meta\":{");
     if let Some(call) = call {
-        let _ = write!(json, "\"a2mcp/call\":{{\"callId\":{}}},", quote(call));
+        let _ = write!(json, "\"a2mcp/call\":{{\"callId\":{}{more}}},", quote(call));
     }
     for (key, value) in &meta.unwrap_or_default().members {
         if !string(key).is_some_and(|key| key.starts_with("a2mcp/")) {
@@ -98,5 +108,10 @@ mod tests {
         assert_eq!(said("", None), "{}");
         assert_eq!(said(r#"{ "a":1 }"#, None), r#"{ "a":1 }"#);
         assert_eq!(said("", Some("c")), r#"{"_meta":{"a2mcp/call":{"callId":"c"}}}"#);
+        let question = question_for_sidecar(&Bytes::from_static(b"{}"), "c", uuid::Uuid::nil());
+        assert_eq!(
+            question,
+            r#"{"_meta":{"a2mcp/call":{"callId":"c","questionId":"00000000-0000-0000-0000-000000000000"}}}"#
+        );
     }
 }

@@ -2,8 +2,9 @@
 //!
 //! A stdio server has one client and says not whom it asks. A question is attributed when exactly one
 //! session has requests that the server has not answered, cancelled ones included; otherwise it is answered
-//! with an error: one caller's prompt never shows at another. It goes out on the newest request of that session; should that one end first, on another of
-//! the same session.
+//! with an error: one caller's prompt never shows at another. It goes out on the newest request of that
+//! session; should that one end first, on another of the same session. When the sidecar ends, it goes out
+//! again under the same name, so that an answer to the first asking is the answer.
 
 use std::rc::Rc;
 
@@ -11,7 +12,7 @@ use bytes::Bytes;
 use tokio::sync::oneshot;
 
 use super::connection::{Addressee, Connection};
-use super::params::for_sidecar;
+use super::params::question_for_sidecar;
 use super::wrapped::Wrapped;
 use crate::frame::messages::code;
 use crate::frame::raw::{RawObject, string};
@@ -67,6 +68,8 @@ impl Wrapped {
     ) -> Result<Bytes, (i32, String)> {
         let failed = |message: &str| Err((code::FAILED, message.to_owned()));
         let mut asked_before: Option<String> = None;
+        // The call it went out on last, and its name there.
+        let mut named: Option<(String, uuid::Uuid)> = None;
         loop {
             let who = match connection.addressee() {
                 Addressee::Waiting(who) => who,
@@ -95,11 +98,15 @@ impl Wrapped {
                 asked_before = Some(who.sid);
                 continue;
             }
+            let question = match &named {
+                Some((key, question)) if *key == who.key => *question,
+                _ => named.insert((who.key.clone(), uuid::Uuid::new_v4())).1,
+            };
             let (reply, answer) = oneshot::channel();
             let order = Order::Request {
                 tag,
                 method: method.to_owned(),
-                params: for_sidecar(params, Some(&who.key)),
+                params: question_for_sidecar(params, &who.key, question),
                 reply,
             };
             if !self.order(order).await {

@@ -177,9 +177,9 @@ impl Wrapped {
             };
             let page = std::str::from_utf8(&page).ok().and_then(RawObject::parse);
             let page = page.ok_or("its answer to tools/list is no object")?;
-            let tools = page.get("tools").map_or("[]", |tools| tools.get());
+            let tools = page.get("tools").ok_or("its answer to tools/list has no `tools`")?;
             let tools: Vec<&RawValue> =
-                serde_json::from_str(tools).map_err(|_| "its `tools` is no array".to_owned())?;
+                serde_json::from_str(tools.get()).map_err(|_| "its `tools` is no array".to_owned())?;
             for tool in tools {
                 let name = RawObject::parse(tool.get()).and_then(|tool| tool.get("name").and_then(string));
                 names.extend(name.map(Cow::into_owned));

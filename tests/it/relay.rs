@@ -509,3 +509,57 @@ fn changed_roots_are_told_to_the_host() {
     host.ask("settled", "bridge/ping", "{}");
     assert_eq!(host.count("notifications/initialized") + host.count("notifications/nonsense"), 0);
 }
+
+/// The host asks again after a restart, under the name it gave the question.
+#[test]
+fn an_answer_may_come_before_the_question_is_asked_again() {
+    let mut host = streaming().start();
+    let declaring = |host: &Host| Client::declaring(host.port, &host.token, ALL);
+    let (one, two) = (declaring(&host), declaring(&host));
+    let (mut stream, frame) = running(&host, &one, "1", "one");
+    let named = |host: &Host, id: &str, name: &str| {
+        host.send(&format!(
+            r#"{{"jsonrpc":"2.0","id":"{id}","method":"elicitation/create","params":{{"_meta":{{"a2mcp/call":{{"callId":"{}","questionId":"{name}"}}}}}}}}"#,
+            call_id(&frame)
+        ));
+    };
+    let names: Vec<String> = (1..=3).map(|n| format!("5c1d8d5e-1f0b-4c53-8a3b-6f3f0a9f3c2{n}")).collect();
+    let mut ids = Vec::new();
+    for name in &names {
+        named(&host, name, name);
+        ids.push(stream.message().unwrap()["id"].clone());
+    }
+    // A name twice, or one that is none, is an id of ours.
+    for name in [&names[0], "7"] {
+        named(&host, "odd", name);
+        let id = stream.message().unwrap()["id"].clone();
+        assert!(id.is_string() && !ids.contains(&id), "{id}");
+    }
+    let call = &frame["params"]["_meta"]["a2mcp/call"];
+    let in_flight = json!([{"callId": call["callId"], "tool": "hang", "state": "running", "startedAt": 1, "note": call["note"]}]);
+    host.child.kill().unwrap();
+    host.child.wait().unwrap();
+    let hello = json!({"instance": host.instance, "resume": {"port": host.port}, "inFlight": in_flight});
+    let host = Setup::default().in_dir_of(&host).hello(hello).start();
+
+    let by = |who: &str| format!(r#""result":{{"by":"{who}"}}"#);
+    let early =
+        |client: &Client, n: usize, who: &str| assert_eq!(client.answer(&ids[n], &by(who)).status, 202);
+    early(&one, 0, "one");
+    early(&one, 0, "one again");
+    early(&two, 1, "two");
+    for n in 0..100 {
+        two.answer(&json!(format!("a2mcp-{n}")), &by("two"));
+    }
+    named(&host, "q0", &names[0]);
+    assert_eq!(heard_back(&host, "q0")["result"], json!({"by": "one"}), "the first answer counts");
+    // Another session's answer is none: the question is asked.
+    let mut stream = one.ask_call("1", "hang", r#"{"who":"one"}"#, None).stream();
+    for n in [1, 2] {
+        named(&host, &format!("q{n}"), &names[n]);
+        let asked = stream.until(|message| message["method"] == "elicitation/create");
+        assert_eq!(asked["id"], ids[n], "as before");
+        one.answer(&ids[n], &by("one"));
+        assert_eq!(heard_back(&host, &format!("q{n}"))["result"], json!({"by": "one"}));
+    }
+}

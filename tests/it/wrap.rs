@@ -125,14 +125,68 @@ fn the_list_is_the_servers_over_all_its_pages_and_only_that_can_be_called() {
     let wrap = Wrap::start(&["--pages", "4"]);
     let mut session = wrap.session();
     let mut listed = names(&mut session);
-    assert_eq!(listed.split_off(30), ["xfer_share", "xfer_status", "xfer_stop"], "the sidecar's own");
-    assert_eq!((listed[0].as_str(), listed[29].as_str()), ("test_simple_text", "argv"));
+    assert_eq!(listed.split_off(32), ["xfer_share", "xfer_status", "xfer_stop"], "the sidecar's own");
+    assert_eq!((listed[0].as_str(), listed[31].as_str()), ("test_simple_text", "argv"));
     assert!(text(&session.call("no_such_tool", "{}")).contains("not exposed"));
     let mut stream = session.listen();
     let grown = session.call_text("grow", "{}");
     stream.notification("notifications/tools/list_changed");
     assert!(names(&mut session).contains(&grown));
     assert_eq!(session.call_text(&grown, "{}"), format!("{grown} is here"));
+}
+
+/// A server may have no tools any more; that it fails to say what it has means nothing.
+#[test]
+fn an_empty_list_is_shown_and_a_failed_one_is_not() {
+    let wrap = Wrap::start(&[]);
+    let mut session = wrap.session();
+    let mut stream = session.listen();
+    let all = names(&mut session);
+    for (how, why) in [("failed", "no list today"), ("missing", "has no `tools`")] {
+        assert_eq!(session.call_text("shed", &format!(r#"{{"how":"{how}"}}"#)), "shed");
+        eventually("the sidecar heard of it", || wrap.log().contains(why).then_some(()));
+        assert_eq!(names(&mut session), all, "{how}");
+    }
+    assert!(stream.is_silent_for(Duration::from_millis(50)), "nothing changed");
+    assert_eq!(session.call_text("shed", r#"{"how":"empty"}"#), "shed");
+    stream.notification("notifications/tools/list_changed");
+    assert_eq!(names(&mut session), ["xfer_share", "xfer_status", "xfer_stop"]);
+    assert!(text(&session.call("echo", "{}")).contains("not exposed"));
+}
+
+#[test]
+fn an_answer_that_is_no_result_is_an_error_and_says_so() {
+    let wrap = Wrap::start(&[]);
+    let mut session = wrap.session();
+    for result in ["null", "\"done\"", "[]", "7", "{}", r#"{"text":"done"}"#, r#"{"content":"done"}"#] {
+        let result = session.call("odd", &format!(r#"{{"result":{result}}}"#));
+        assert_eq!(result["isError"], true, "{result}");
+        assert!(
+            text(&result).contains("no MCP tool result") && text(&result).contains("may have run"),
+            "{result}"
+        );
+    }
+    for (members, expected) in [
+        ("{}", "neither a result nor an error"),
+        (r#"{"error":null}"#, "unreadable error"),
+        (r#"{"error":{"code":7,"message":"not today"},"result":null}"#, "not today"),
+    ] {
+        let result = session.call("odd", &format!(r#"{{"members":{members}}}"#));
+        assert_eq!(result["isError"], true, "{result}");
+        assert!(text(&result).contains(expected), "{members}: {result}");
+    }
+    for (members, content, structured) in [
+        (r#"{"result":{"content":[]}}"#, json!([]), Value::Null),
+        (r#"{"result":{"structuredContent":{"a":1}}}"#, json!([]), json!({"a": 1})),
+        (r#"{"result":{"content":[]},"error":null}"#, json!([]), Value::Null),
+    ] {
+        let result = session.call("odd", &format!(r#"{{"members":{members}}}"#));
+        assert_ne!(result["isError"], true, "{result}");
+        assert_eq!((&result["content"], &result["structuredContent"]), (&content, &structured), "{result}");
+    }
+    let audit = wrap.audit();
+    let failed = audit.iter().filter(|record| record["phase"] == "done" && record["isError"] == true);
+    assert_eq!(failed.count(), 10, "{audit:?}");
 }
 
 #[test]
@@ -299,6 +353,8 @@ fn a_question_that_the_server_withdraws_is_withdrawn_from_the_caller() {
     let session = Client::declaring(wrap.port(), &wrap.token(), ALL);
     let mut stream = session.ask_call("1", "timed", "{}", None).stream();
     let question = stream.until(|message| message["method"] == "elicitation/create");
+    // Withdrawn right before the answer that ends the stream.
+    assert_eq!(session.again().call_text("poke", "{}"), "poked");
     let withdrawn = stream.until(|message| message["method"] == "notifications/cancelled");
     assert_eq!(withdrawn["params"], json!({"requestId": question["id"], "reason": "took too long"}));
     let result = stream.until(|message| message["id"] == 1)["result"].clone();
@@ -412,6 +468,7 @@ fn what_cannot_be_wrapped_is_said_with_what_it_wrote() {
         (&["--server", "x"], 2, "what is to be wrapped?"),
         (&["--config", "/nowhere.json", "--server", "x"], 1, "/nowhere.json: No such file"),
         (&["--config", "x", "--", "cat"], 2, "not both"),
+        (&["--pid", "1", "--", "cat"], 2, "--pid names a running sidecar"),
     ] {
         let (got, out, err) = run(args);
         assert_eq!((got, out.as_str()), (code, ""), "{args:?}: {err}");
@@ -436,7 +493,7 @@ fn what_cannot_be_wrapped_is_said_with_what_it_wrote() {
     let err = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(err.contains("`cat` cannot be started: its working directory /no/such/place (\"cwd\")"), "{err}");
     let (_, help, _) = run(&["--help"]);
-    assert!(help.contains("~/.a2mcp unless --agent-dir"), "{help}");
+    assert!(help.contains("~/.a2mcp unless --agent-dir") && !help.contains("--pid"), "{help}");
     let err = start(&["python3", script, "--exit-at-start", "3"]);
     assert!(err.contains("exit code 3") && err.contains("no database"), "{err}");
     assert!(!err.contains('\u{1b}'), "nothing of it drives a terminal: {err:?}");

@@ -280,3 +280,45 @@ fn a_restart_of_the_sidecar_keeps_server_session_and_open_question() {
     assert_eq!(code, 0, "{err}");
     gone(&[wrap.host(), wrap.process()]);
 }
+
+/// Whoever is asking a person when the sidecar dies does not ask twice for nothing: the answer to the first
+/// asking is the answer, whichever sidecar gets it and whether or not it has asked again.
+#[test]
+fn an_answer_counts_under_the_id_of_before_a_restart() {
+    let wrap = Wrap::start_with(STREAMS, &[], &[]);
+    let session = Client::declaring(wrap.port(), &wrap.token(), r#"{"elicitation":{}}"#);
+    let other = Client::declaring(wrap.port(), &wrap.token(), r#"{"elicitation":{}}"#);
+    for (round, is_asked_again) in [false, true, false, true].into_iter().enumerate() {
+        let id = format!("{}", round + 1);
+        let mut stream = session.ask_call(&id, "test_elicitation", r#"{"message":"you?"}"#, None).stream();
+        let first = stream.priming();
+        let question = stream.until(|message| message["method"] == "elicitation/create");
+        wrap.sidecar().signal(Signal::KILL);
+        let resumed = || {
+            eventually("the stream", || {
+                let mut stream = session.resume(&first.id);
+                stream.try_next().ok().flatten().map(|_| stream)
+            })
+        };
+        let mut stream = if is_asked_again {
+            let mut stream = resumed();
+            let again = stream.until(|message| message["method"] == "elicitation/create");
+            assert_eq!(again, question, "the same question under the same id");
+            stream
+        } else {
+            stream
+        };
+        let answer = |by: &str| format!(r#""result":{{"action":"accept","content":{{"response":"{by}"}}}}"#);
+        // Nobody answers for another session.
+        assert_eq!(other.answer(&question["id"], &answer("other")).status, 202);
+        assert_eq!(session.answer(&question["id"], &answer("me")).status, 202);
+        if !is_asked_again {
+            stream = resumed();
+        }
+        let result = stream.until(|message| message["id"] == json!(round + 1))["result"].clone();
+        assert!(text(&result).contains("action=accept") && text(&result).contains("\"me\""), "{result}");
+        assert_eq!((wrap.noted("start").len(), wrap.noted("call").len()), (1, round + 1));
+        // Late and twice: nobody minds.
+        assert_eq!(session.answer(&question["id"], &answer("again")).status, 202);
+    }
+}

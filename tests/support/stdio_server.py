@@ -169,10 +169,13 @@ TOOLS = {
     "progress_burst": schema(steps=NUMBER),
     "level": schema(),
     "touch": schema(uri=STRING),
+    "odd": schema(),
+    "shed": schema(how=STRING),
     "argv": schema(),
 }
 wanted_level = []
-poked, stubborn_done = threading.Event(), threading.Event()
+listing = []
+poked, poke_done = threading.Event(), threading.Event()
 subscribed = set()
 
 
@@ -181,6 +184,13 @@ def definition(name, value):
 
 
 def list_tools(params):
+    match listing[-1:]:
+        case ["empty"]:
+            return {"tools": []}
+        case ["missing"]:
+            return {}
+        case ["failed"]:
+            raise Failure(-32603, "no list today")
     tools = [definition(*tool) for tool in TOOLS.items()] + [definition(name, schema()) for name in more_tools]
     size = -(-len(tools) // options.pages)
     page = int(params.get("cursor", "0"))
@@ -265,12 +275,12 @@ def call(request, params, raw):
             answer, error = ask("elicitation/create", {"message": "secret", "requestedSchema": schema()})
             note("stubborn", answer=answer, error=error)
             send({"jsonrpc": "2.0", "id": request, "result": content(text("done"))})
-            stubborn_done.set()
+            poke_done.set()
             return None
         case "poke":
-            stubborn_done.clear()
+            poke_done.clear()
             poked.set()
-            stubborn_done.wait(60)
+            poke_done.wait(60)
             return content(text("poked"))
         case "slow":
             seconds = given.get("seconds", 0)
@@ -317,8 +327,15 @@ def call(request, params, raw):
             answer, error = ask("roots/list", {})
             return content(text(error or json.dumps(answer)), error=bool(error))
         case "timed":
-            answer, error = ask("elicitation/create", {"message": "quick!", "requestedSchema": schema()}, limit=1)
-            return content(text(error or json.dumps(answer)), error=bool(error))
+            # It waits for `poke`, then withdraws its question and answers in one write.
+            send({"jsonrpc": "2.0", "id": "timed", "method": "elicitation/create", "params": {"message": "quick!", "requestedSchema": schema()}})
+            poked.wait(60)
+            poked.clear()
+            gone = {"method": "notifications/cancelled", "params": {"requestId": "timed", "reason": "took too long"}}
+            result = {"id": request, "result": content(text("nobody answered"))}
+            write(b"".join(json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n" for message in (gone, result)))
+            poke_done.set()
+            return None
         case "progress_burst":
             steps = int(given["steps"])
             for done in range(1, steps + 1):
@@ -329,6 +346,16 @@ def call(request, params, raw):
         case "touch":
             notify("notifications/resources/updated", {"uri": given["uri"]})
             return content(text("touched"))
+        case "odd":
+            # Whatever the caller wants in place of a result; "members" is all of the answer but its id.
+            members = given["members"] if "members" in given else {"result": given["result"]}
+            send({"jsonrpc": "2.0", "id": request, **members})
+            return None
+        case "shed":
+            # The list it has from now on, or none at all.
+            listing[:] = [given["how"]]
+            notify("notifications/tools/list_changed", {})
+            return content(text("shed"))
         case "argv":
             return content(text(json.dumps({"rest": options.rest, "env": os.environ.get("FIXTURE", ""), "cwd": os.getcwd()})))
         case _ if name in more_tools:

@@ -138,6 +138,12 @@ impl Wrap {
         std::fs::read_to_string(self.dir.path().join("wrap.stderr")).unwrap_or_default()
     }
 
+    /// What the sidecars say.
+    pub fn log(&self) -> String {
+        let file = self.dir.path().join(format!("a2mcp.{}.stderr", self.port()));
+        std::fs::read_to_string(file).unwrap_or_default()
+    }
+
     pub fn audit(&self) -> Vec<Value> {
         super::audit_records(&self.dir.path().join("a2mcp.log"))
     }
