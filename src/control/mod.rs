@@ -8,6 +8,7 @@
 pub mod status;
 
 use std::io;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
@@ -246,6 +247,7 @@ pub async fn find() -> io::Result<Vec<Found>> {
 
 /// Asks the sidecar behind one socket; `None` when there is none any more.
 async fn meet(socket: PathBuf) -> Option<Found> {
+    let met = inode(&socket);
     let mut answer = ask_within(STATUS_ANSWER, &socket, &Request::Status).await;
     if answer.as_ref().is_err_and(has_hung_up) {
         // It was just ending: then it is gone now, or the next one is there.
@@ -255,7 +257,7 @@ async fn meet(socket: PathBuf) -> Option<Found> {
         Ok(Reply::Ok(value)) => serde_json::from_value(value).map_err(io::Error::other),
         Ok(Reply::Error(error)) => Err(io::Error::other(error)),
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-            let _ = std::fs::remove_file(&socket);
+            remove_dead(&socket, met);
             return None;
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
@@ -264,8 +266,55 @@ async fn meet(socket: PathBuf) -> Option<Found> {
     Some(Found { socket, status })
 }
 
+fn inode(path: &Path) -> Option<u64> {
+    std::fs::symlink_metadata(path).ok().map(|found| found.ino())
+}
+
+/// Removes the socket that nobody listens on, `dead` by its inode. The next sidecar may have put its own in
+/// the same place since: that one stays.
+fn remove_dead(socket: &Path, dead: Option<u64>) {
+    if inode(socket) != dead {
+        return;
+    }
+    let aside = socket.with_extension(format!("dead-{}", uuid::Uuid::new_v4().simple()));
+    if std::fs::rename(socket, &aside).is_err() {
+        return;
+    }
+    if inode(&aside) != dead {
+        let _ = std::fs::hard_link(&aside, socket);
+    }
+    let _ = std::fs::remove_file(&aside);
+}
+
 /// Whether the connection ended without an answer.
 fn has_hung_up(error: &io::Error) -> bool {
     use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
     matches!(error.kind(), UnexpectedEof | ConnectionReset | BrokenPipe)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixListener;
+
+    #[test]
+    fn a_dead_socket_goes_and_its_successor_in_the_same_place_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let (socket, next) = (dir.path().join("1.sock"), dir.path().join(".1-2"));
+        let bind = |path: &Path| UnixListener::bind(path).unwrap();
+        drop(bind(&socket));
+        let dead = inode(&socket);
+        let successor = bind(&next);
+        std::fs::rename(&next, &socket).unwrap();
+        // Seen before it is touched, and seen only afterwards.
+        remove_dead(&socket, dead);
+        assert!(socket.exists());
+        let aside = dir.path().join("1.dead");
+        std::fs::rename(&socket, &aside).unwrap();
+        std::fs::hard_link(&aside, &socket).unwrap();
+        std::os::unix::net::UnixStream::connect(&socket).unwrap();
+        drop(successor);
+        remove_dead(&socket, inode(&socket));
+        assert!(!socket.exists());
+    }
 }
