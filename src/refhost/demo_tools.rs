@@ -187,7 +187,8 @@ async fn run(call: &Call, offer: &Offer) -> Outcome {
         "fail" => fail(call),
         "needs_approval" => approve(call, offer).await,
         "bash" => match arguments(call) {
-            Ok(arguments) => return bash::run(arguments, &call.cancelled).await,
+            // Boxed: it holds a buffer, which every other tool's call would have the room for.
+            Ok(arguments) => return Box::pin(bash::run(arguments, &call.cancelled)).await,
             Err(error) => Err(error),
         },
         "image" => {

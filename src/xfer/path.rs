@@ -5,6 +5,7 @@
 //! lead out of the folder on any system is refused, whatever the file server would make of it.
 
 use std::fmt;
+use std::path::Path;
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 use sha2::{Digest as _, Sha256};
@@ -57,6 +58,15 @@ impl RoutePath {
             return Err(BadPath::TooLong);
         }
         Ok(Self { names })
+    }
+
+    /// The file `name` in `folder`, which is relative to the shared one; `None` when that cannot be written
+    /// as the path of a request.
+    pub fn beneath(folder: &Path, name: &str) -> Option<Self> {
+        let folders = folder.iter().map(|name| name.to_str().map(str::to_owned));
+        let names = folders.chain([Some(name.to_owned())]).collect::<Option<_>>()?;
+        let path = Self { names };
+        (Self::parse(&path.to_string()).as_ref() == Ok(&path)).then_some(path)
     }
 
     /// The names.
@@ -166,6 +176,16 @@ mod tests {
         assert!(RoutePath::parse(&format!("/xfer/{}", "n".repeat(255))).is_ok());
         assert_eq!(RoutePath::parse(&format!("/xfer/{}", "n".repeat(256))), Err(BadPath::TooLong));
         assert_eq!(RoutePath::parse(&format!("/xfer{}", "/a".repeat(257))), Err(BadPath::TooLong));
+    }
+
+    #[test]
+    fn a_folder_of_the_file_system_is_a_path_when_it_can_be_asked_for() {
+        use std::os::unix::ffi::OsStrExt as _;
+        let beneath = |folder: &str, name| RoutePath::beneath(Path::new(folder), name);
+        assert_eq!(beneath("a b/\u{65e5}", "f"), RoutePath::parse("/xfer/a%20b/\u{65e5}/f").ok());
+        assert_eq!(beneath("", "f"), RoutePath::parse("/xfer/f").ok());
+        assert_eq!(beneath("a\\..", "f"), None);
+        assert_eq!(RoutePath::beneath(Path::new(std::ffi::OsStr::from_bytes(b"\xff")), "f"), None);
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
+use rustix::fs::{Access, AtFlags, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
 use super::path::RoutePath;
@@ -90,6 +90,25 @@ impl Place {
         Ok(Self { folder, name: name.to_owned() })
     }
 
+    /// Where it really is below `root`, whichever links led here; `None` when that cannot be written as the
+    /// path of a request.
+    ///
+    /// # Errors
+    /// [`PlaceError::Outside`] when the folder was moved out of `root` meanwhile.
+    pub fn real_path(&self, root: &Path) -> Result<Option<RoutePath>, PlaceError> {
+        let folder = whereabouts(&self.folder)?;
+        let folder = folder.strip_prefix(root).map_err(|_| PlaceError::Outside)?;
+        Ok(RoutePath::beneath(folder, &self.name))
+    }
+
+    /// Whether something may be made in the folder.
+    ///
+    /// # Errors
+    /// As the file system's.
+    pub fn may_write(&self) -> Result<(), PlaceError> {
+        Ok(rustix::fs::accessat(&self.folder, ".", Access::WRITE_OK, AtFlags::EACCESS)?)
+    }
+
     /// What has the name now; `None` for nothing. Links within the share are followed.
     ///
     /// # Errors
@@ -150,9 +169,9 @@ impl Place {
         }
     }
 
-    /// Removes the file of the name `part` beside this name, if there is one.
-    pub fn remove(&self, part: &str) {
-        let _ = rustix::fs::unlinkat(&self.folder, part, AtFlags::empty());
+    /// Removes the file of the name `part` beside this name; whether there was one.
+    pub fn remove(&self, part: &str) -> bool {
+        rustix::fs::unlinkat(&self.folder, part, AtFlags::empty()).is_ok()
     }
 }
 
@@ -220,8 +239,13 @@ mod tests {
         assert!(matches!(Place::open(&root, &path("a/b/c"), false), Err(PlaceError::NoFolder)));
         Place::open(&root, &path("a/b/c"), true).unwrap();
         assert!(root.join("a/b").is_dir() && !root.join("a/b/c").exists());
-        Place::open(&root, &path("alias/sub/f"), true).unwrap();
+        let aliased = Place::open(&root, &path("alias/sub/f"), true).unwrap();
         assert!(root.join("in/sub").is_dir());
+        assert_eq!(
+            aliased.real_path(&root).unwrap(),
+            Some(path("in/sub/f")),
+            "whichever way it was asked for"
+        );
         for to in ["out/f", "out/new/f", "dangling/f"] {
             assert!(matches!(Place::open(&root, &path(to), true), Err(PlaceError::Outside)), "{to}");
         }

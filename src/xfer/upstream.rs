@@ -199,6 +199,8 @@ pub enum UploadEnd {
     Whole,
     /// The caller's connection broke, or it sent nothing for too long.
     Cut,
+    /// What came is no body: its chunks are not written as they must be.
+    Malformed,
     /// It is longer than announced.
     TooLong,
 }
@@ -259,6 +261,7 @@ impl Upload {
                     return self.end(UploadEnd::Cut);
                 }
                 None => return self.end(UploadEnd::Whole),
+                Some(Err(error)) if is_malformed(&error) => return self.end(UploadEnd::Malformed),
                 Some(Err(_)) => return self.end(UploadEnd::Cut),
                 Some(Ok(frame)) => {
                     let Ok(data) = frame.into_data() else { continue };
@@ -272,6 +275,13 @@ impl Upload {
             }
         }
     }
+}
+
+/// Whether a caller's body is not written as HTTP has it, rather than broken off.
+fn is_malformed(error: &hyper::Error) -> bool {
+    use io::ErrorKind::{InvalidData, InvalidInput};
+    let cause = std::error::Error::source(error).and_then(|cause| cause.downcast_ref::<io::Error>());
+    cause.is_some_and(|cause| matches!(cause.kind(), InvalidData | InvalidInput))
 }
 
 impl Body for Sent {

@@ -2,7 +2,8 @@
 //! a stdio server behind HTTP (npm `supergateway`, PyPI `mcp-proxy`), and next to that server alone over
 //! its pipes, which is the most any of them can reach. All run the same `echo`, in turns, in one run.
 //!
-//! Each peer runs as its documentation says, its log going nowhere, with one session; supergateway answers by streams, the others with JSON.
+//! Each peer runs as its documentation says, its log going nowhere, with one session; supergateway answers
+//! by streams, the others with JSON.
 
 use std::fmt::Write as _;
 use std::io::{BufRead as _, BufReader, Write as _};

@@ -55,6 +55,69 @@ fn a_missing_file_server_is_named_with_the_way_out() {
     assert_eq!(host.http("GET", "/xfer/", &[], b"").status, 404);
 }
 
+/// Nothing is served that leads to another bridge's token, or to a program that is run.
+#[test]
+fn agents_directories_and_our_programs_are_never_shared() {
+    let home = tempfile::tempdir().unwrap();
+    let path = home.path().canonicalize().unwrap();
+    let (elsewhere, agents) = (path.join("elsewhere"), [".a2mcp", ".omp/agent"]);
+    let programs = ".local/share/a2mcp";
+    for dir in
+        agents.iter().copied().chain([".local/share/a2mcp/bin", ".a2mcp/deep", "fine", "elsewhere/bin"])
+    {
+        std::fs::create_dir_all(path.join(dir)).unwrap();
+    }
+    std::fs::write(path.join(".a2mcp/a2mcp.json"), "{}").unwrap();
+    std::fs::write(path.join(".local/share/a2mcp/bin/dufs"), "").unwrap();
+    std::os::unix::fs::symlink(path.join(".omp"), path.join("fine/link")).unwrap();
+    let host = Setup::default()
+        .config(r#"{"xfer":{"dufs":"/no/such/dufs"}}"#)
+        .env("HOME", path.to_str().unwrap())
+        .hello(json!({"host": {
+            "name": "test", "version": "0", "pid": std::process::id(), "cwd": path, "home": path,
+        }}))
+        .start();
+    let mut client = host.client();
+    let mut refused = |shared: &str| {
+        let answer = client.call("xfer_share", &json!({ "path": shared }).to_string());
+        error(&answer).to_owned()
+    };
+    for (shared, why) in [
+        ("~", "it holds this bridge's own files"),
+        (".", "it holds this bridge's own files"),
+        ("~/.a2mcp", "it is this bridge's own files (an agent directory)"),
+        ("~/.a2mcp/a2mcp.json", "it is inside this bridge's own files (an agent directory)"),
+        (".a2mcp/deep", "it is inside this bridge's own files (an agent directory)"),
+        (".omp", "it holds this bridge's own files (an agent directory)"),
+        ("~/.omp/agent", "it is this bridge's own files (an agent directory)"),
+        ("fine/link", "it holds this bridge's own files (an agent directory)"),
+        (programs, "it is this bridge's own files (the directory of its programs)"),
+        (".local/share/a2mcp/bin", "it is inside this bridge's own files (the directory of its programs)"),
+        (
+            ".local/share/a2mcp/bin/dufs",
+            "it is inside this bridge's own files (the directory of its programs)",
+        ),
+        (".local", "it holds this bridge's own files (the directory of its programs)"),
+        (host.path("").to_str().unwrap(), "it is this bridge's own files (its agent directory)"),
+    ] {
+        let said = refused(shared);
+        assert!(said.starts_with("cannot serve ") && said.contains(why), "{shared}: {said}");
+    }
+    // The file server is what is missing here, not the permission.
+    assert!(refused("fine").contains("/no/such/dufs"));
+    // A program that an installation put somewhere else.
+    let registry = json!({ "installed": { "dufs": {
+        "version": "0.46.0", "asset": "dufs.tar.gz", "assetSha256": "0".repeat(64),
+        "path": elsewhere.join("bin/dufs"), "sha256": "0".repeat(64),
+    }}});
+    assert!(refused("elsewhere").contains("/no/such/dufs"));
+    std::fs::write(host.path("a2mcp.installs.json"), registry.to_string()).unwrap();
+    assert!(
+        refused("elsewhere").contains("it holds this bridge's own files (the directory of its programs)")
+    );
+    assert!(refused("fine").contains("/no/such/dufs"), "and it still works");
+}
+
 #[test]
 fn the_operator_decides_over_the_own_tools_too() {
     let host = Host::start();

@@ -290,6 +290,43 @@ fn a_path_that_became_something_else_is_not_served_again() {
     }
 }
 
+/// Between the keeper's death and the next dufs the path became one that may not be shared.
+#[test]
+fn after_the_keepers_death_the_path_is_judged_again() {
+    let mut shared = Shared::start("0.46.0");
+    shared.write("f", "x");
+    let (root, agent) = (shared.root(), shared.host.path(""));
+    std::fs::rename(&root, shared.outside().join("old")).unwrap();
+    std::os::unix::fs::symlink(&agent, &root).unwrap();
+    let keeper = shared.host.status()["keeper"]["pid"].as_u64().unwrap() as u32;
+    processes::kill(keeper, Signal::KILL);
+    eventually("the end", || {
+        // Whatever is answered meanwhile, nothing of the agent directory is.
+        let config = shared.get("/a2mcp.json");
+        assert!(matches!(config.status, 404 | 502), "{} {}", config.status, config.text());
+        assert!(!config.text().contains(&shared.host.token));
+        config.text().contains("had to end").then_some(())
+    });
+    let status = shared.status();
+    assert_eq!((&status["serving"], &status["path"]), (&json!(false), &json!(root)), "{status}");
+    let why = status["failed"].as_str().unwrap();
+    assert!(why.contains("its agent directory"), "{why}");
+    assert_eq!(shared.host.status()["share"], Value::Null);
+    eventually("the record", || (shared.audited().len() == 2).then_some(()));
+    assert_eq!(shared.audited()[1]["why"], why);
+    eventually("another keeper", || {
+        shared.host.status()["keeper"]["pid"]
+            .as_u64()
+            .is_some_and(|now| now != u64::from(keeper))
+            .then_some(())
+    });
+    assert_eq!(dufs_pid(&shared.host), None);
+    std::fs::remove_file(&root).unwrap();
+    std::fs::rename(shared.outside().join("old"), &root).unwrap();
+    shared.share();
+    assert_eq!(shared.get("/f").text(), "x", "shared again, it works");
+}
+
 #[test]
 fn the_keepers_death_costs_only_a_moment() {
     let mut shared = Shared::start("0.46.0");

@@ -3,8 +3,8 @@
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
 
 use crate::share::{Shared, VERSIONS, names, ok};
-use crate::support::eventually;
 use crate::support::http::Connection;
+use crate::support::{Setup, eventually};
 
 #[test]
 fn an_upload_makes_folders_and_replaces_in_one_step() {
@@ -179,6 +179,89 @@ fn one_name_is_uploaded_once_at_a_time() {
     }
 }
 
+#[test]
+fn one_file_is_uploaded_once_at_a_time_whichever_link_leads_to_it() {
+    for version in VERSIONS {
+        let shared = Shared::start(version);
+        shared.write("a/f", "old");
+        symlink("a", shared.root().join("alias")).unwrap();
+        for (path, other) in [("/a/f", "/alias/f"), ("/alias/f", "/a/f")] {
+            let mut first = shared.begin_put(path, 6);
+            first.write(b"abc").unwrap();
+            eventually("the first half", || (shared.part(path)? == 3).then_some(()));
+            assert_eq!(shared.part(other), Some(3), "the same bytes");
+            assert_eq!(shared.put(other, "other"), 409, "{other} while {path}");
+            let headers = [("X-Update-Range", "append"), ("X-Upload-Length", "6")];
+            assert_eq!(shared.ask("PATCH", &format!("{other}?part"), &headers, b"xyz").status, 409);
+            first.write(b"def").unwrap();
+            assert_eq!(first.read().unwrap().status, 201);
+            assert_eq!(shared.read("a/f").unwrap(), b"abcdef");
+            assert_eq!(shared.put(other, "again"), 201);
+        }
+        // What is cut at one path goes on at the other.
+        shared.cut_put("/alias/new", b"0123", 8);
+        let headers = [("X-Update-Range", "append"), ("X-Upload-Length", "8")];
+        assert_eq!(shared.ask("PATCH", "/a/new?part", &headers, b"4567").status, 201);
+        assert_eq!(shared.read("a/new").unwrap(), b"01234567");
+        assert_eq!(shared.names("a"), ["f", "new"]);
+        assert!(shared.root().join("alias").is_symlink());
+        assert_eq!(shared.host.status()["share"]["cutUploads"], 0);
+    }
+}
+
+/// Somebody at the machine renames the folder of a cut upload: what is kept goes with the share all the
+/// same.
+#[test]
+fn what_is_kept_in_a_renamed_folder_is_gone_with_the_share() {
+    for how in ["cut", "uploaded again", "running"] {
+        let mut shared = Shared::start("0.46.0");
+        shared.write("deep/d/old", "old");
+        let rename = || {
+            std::fs::rename(shared.root().join("deep/d"), shared.root().join("deep/e")).unwrap();
+        };
+        if how == "running" {
+            let mut upload = shared.begin_put("/deep/d/f", 6);
+            upload.write(b"abc").unwrap();
+            eventually("the first half", || (shared.part("/deep/d/f")? == 3).then_some(()));
+            rename();
+            upload.write(b"def").unwrap();
+            assert_eq!(upload.read().unwrap().status, 409);
+        } else {
+            shared.cut_put("/deep/d/f", b"half", 1000);
+            rename();
+        }
+        if how == "uploaded again" {
+            assert_eq!(shared.put("/deep/d/f", "whole"), 201);
+        }
+        assert_eq!(shared.names("deep/e").len(), 2, "{how}: what came is still there");
+        ok(&shared.client.call("xfer_stop", "{}"));
+        eventually("the sweep", || (shared.names("deep/e") == ["old"]).then_some(()));
+        assert_eq!(shared.read("deep/d/f").is_some(), how == "uploaded again", "{how}");
+    }
+}
+
+#[test]
+fn a_chunked_upload_that_is_malformed_is_said_so() {
+    for version in VERSIONS {
+        let shared = Shared::start(version);
+        shared.write("f", "old");
+        let chunked = [("Transfer-Encoding", "chunked")];
+        for (rest, kept) in
+            [("nonsense\r\n", 3), ("-1\r\n", 3), ("fffffffffffffffff\r\n", 3), ("2\r\ndeX\r\n", 5)]
+        {
+            let body = format!("3\r\nabc\r\n{rest}");
+            let reply = shared.ask("PUT", "/f", &chunked, body.as_bytes());
+            assert_eq!((reply.status, shared.part("/f")), (400, Some(kept)), "{rest}: {}", reply.text());
+            assert_eq!(shared.read("f").unwrap(), b"old", "{rest}");
+            let headers = [("X-Update-Range", "append"), ("X-Upload-Length", "9"), chunked[0]];
+            let reply = shared.ask("PATCH", "/f?part", &headers, b"nonsense\r\n");
+            assert_eq!(reply.status, 400, "{}", reply.text());
+        }
+        assert_eq!(shared.put("/f", "and it still works"), 201);
+        assert_eq!(shared.names(""), ["f"]);
+    }
+}
+
 /// F3: what the path means changes while the bytes come.
 #[test]
 fn a_link_swapped_in_meanwhile_leads_nowhere() {
@@ -223,14 +306,29 @@ fn a_link_swapped_in_meanwhile_leads_nowhere() {
 
 #[test]
 fn a_folder_that_cannot_be_written_is_said_so() {
+    let mut setup = Setup::default();
     if rustix::process::getuid().is_root() {
-        // Nothing is locked for it, and what would be is never shared.
-        return;
+        // Nothing is locked for it, unless the bridge and its children may not override permissions.
+        setup = setup.before(r#"exec setpriv --bounding-set -dac_override,-dac_read_search "$0" "$@""#);
     }
-    let shared = Shared::start("0.46.0");
+    let shared = Shared::with("0.46.0", setup);
     let folder = shared.root().join("locked");
     std::fs::create_dir(&folder).unwrap();
     std::fs::set_permissions(&folder, std::fs::Permissions::from_mode(0o555)).unwrap();
-    assert_eq!(shared.put("/locked/f", "x"), 403);
-    assert_eq!(shared.put("/f", "x"), 201);
+    for path in ["/locked/f", "/locked/deep/er/f"] {
+        let reply = shared.ask("PUT", path, &[], b"x");
+        assert_eq!(reply.status, 403, "{}", reply.text());
+        assert!(reply.text().contains("Permission denied"), "{}", reply.text());
+    }
+    assert_eq!(shared.ask("MKCOL", "/locked/new", &[], b"").status, 403);
+    assert_eq!(shared.names("locked"), Vec::<String>::new());
+    // An old file in it stays as it is.
+    std::fs::set_permissions(&folder, std::fs::Permissions::from_mode(0o755)).unwrap();
+    shared.write("locked/old", "old");
+    std::fs::set_permissions(&folder, std::fs::Permissions::from_mode(0o555)).unwrap();
+    assert_eq!(shared.put("/locked/old", "new"), 403);
+    assert_eq!(shared.read("locked/old").unwrap(), b"old");
+    assert_eq!(shared.host.status()["share"]["cutUploads"], 0);
+    std::fs::set_permissions(&folder, std::fs::Permissions::from_mode(0o755)).unwrap();
+    assert_eq!(shared.put("/locked/f", "and it still works"), 201);
 }

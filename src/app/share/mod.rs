@@ -2,11 +2,13 @@
 //! it. At most one at a time.
 //!
 //! [`owner`] is the one task that starts, watches and ends its file server; [`route`] answers `/xfer/`,
-//! [`upload`] the requests that write. They and the tools read the [`Share`] of the moment.
+//! [`upload`] the requests that write; [`takeover`] finds what an earlier sidecar shared. They and the
+//! tools read the [`Share`] of the moment.
 
 mod launch;
 mod owner;
 mod route;
+mod takeover;
 mod tools;
 mod upload;
 
@@ -50,10 +52,12 @@ pub(super) struct Share {
     /// The file server's program.
     program: PathBuf,
     installed: Option<Installed>,
-    /// Names that are being uploaded.
+    /// Files that are being uploaded, each by where it really is.
     uploading: RefCell<HashSet<RoutePath>>,
-    /// Names whose upload was cut: what came of them is kept.
+    /// Those whose upload was cut: what came of them is kept.
     parts: RefCell<HashSet<RoutePath>>,
+    /// What was kept of some upload is no longer where it was: somebody moved its folder.
+    has_strays: Cell<bool>,
     /// An earlier sidecar served it: there may be parts that nobody here knows of.
     is_inherited: bool,
     /// It is over: what is still in flight of it is cut.

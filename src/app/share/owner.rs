@@ -7,12 +7,11 @@
 //!    └── ttl expired, stop, replaced, bridge stopped ◀── from any of them
 //! ```
 //!
-//! A later sidecar takes over what the keeper runs, from the note it was started with; what the keeper
-//! lost with its own life is started again from the state file, with other credentials. Time is the
-//! wall clock's, so that a suspended machine's share ends when it was said to.
+//! A later sidecar takes over what the keeper runs ([`super::takeover`]). Time is the wall clock's, so that
+//! a suspended machine's share ends when it was said to.
 
 use std::cell::{Cell, RefCell};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -21,14 +20,14 @@ use tokio::time::{Instant, timeout};
 
 use super::launch::{Told, last_words, random};
 use super::tools::aside;
+use super::upload::remove_part;
 use super::{Phase, Share};
-use crate::app::keeping::{ChildEvent, Followed};
+use crate::app::keeping::ChildEvent;
 use crate::app::{Core, now_ms};
 use crate::audit::Record;
 use crate::frame::messages::Level;
 use crate::keeper::wire::{ChildSignal, ChildStatus};
 use crate::process::{self, Identity};
-use crate::rundir;
 use crate::supervise::{Next, Restarts, chance};
 use crate::text::clean;
 use crate::xfer::upstream::Upstream;
@@ -38,7 +37,7 @@ use crate::xfer::{Installed, ROUTE, Terms, dufs, path, place};
 pub(super) const PURPOSE: &str = "xfer";
 
 /// SIGKILL follows SIGTERM after this.
-const KILL_AFTER: Duration = Duration::from_secs(2);
+pub(super) const KILL_AFTER: Duration = Duration::from_secs(2);
 /// How long its end is waited for.
 const GONE: Duration = Duration::from_secs(4);
 /// How often at least the wall clock is looked at while something is shared.
@@ -78,50 +77,15 @@ enum Why<'a> {
 pub(super) struct Owner {
     pub(super) core: Rc<Core>,
     pub(super) events: mpsc::Receiver<ChildEvent>,
-    child: Option<(u64, Identity)>,
+    pub(super) child: Option<(u64, Identity)>,
     /// The last one that served the share, ended or not: its note says when the share is over.
-    last: Option<u64>,
-    password: String,
-    restarts: Restarts,
-    again_at: Option<Instant>,
+    pub(super) last: Option<u64>,
+    pub(super) password: String,
+    pub(super) restarts: Restarts,
+    pub(super) again_at: Option<Instant>,
 }
 
 impl Core {
-    /// Takes over what an earlier sidecar shared, and becomes the owner of shares. `saved` is what the
-    /// state file says was shared, and whether by this host; of another's only the traces are cared for.
-    pub(in crate::app) fn keep_share(self: &Rc<Self>, saved: Option<(Terms, bool)>) {
-        let Some(commands) = self.shares.asked.take() else { return };
-        let Followed { inherited, events } = self.keeping.follow(PURPOSE);
-        let mut owner = Owner {
-            core: self.clone(),
-            events,
-            child: None,
-            last: None,
-            password: String::new(),
-            restarts: Restarts::default(),
-            again_at: None,
-        };
-        let named = saved.as_ref().filter(|(_, is_ours)| *is_ours).map(|(terms, _)| terms);
-        let (was_inherited, is_over) = owner.inherit(&inherited, named);
-        if let Ok(dir) = rundir::open() {
-            let current = self.share_terms();
-            dufs::sweep(&dir, self.address.port(), current.as_ref().map(|terms| terms.id.as_str()));
-        }
-        match saved {
-            Some((terms, true)) if !was_inherited && !is_over && !terms.is_over(now_ms()) => {
-                owner.revive(terms);
-            }
-            // Nobody serves it any more; what was cut of uploads goes.
-            Some((terms, _)) if self.share_terms().is_none_or(|current| current.id != terms.id) => {
-                tokio::task::spawn_blocking(move || {
-                    place::sweep(&terms.path, &path::part_prefix(&terms.id));
-                });
-            }
-            _ => {}
-        }
-        tokio::task::spawn_local(owner.run(commands));
-    }
-
     /// Ends the share for good, because the bridge ends.
     pub(in crate::app) async fn end_share(&self) {
         let (answer, answered) = oneshot::channel();
@@ -132,64 +96,7 @@ impl Core {
 }
 
 impl Owner {
-    /// Takes over one of the children: the newest that runs and served a share, or else the newest ended
-    /// one of the share that the state file names. One whose share is over, or that never began to serve,
-    /// does not count. Whether there was any, and whether the notes say that the named share is over.
-    fn inherit(&mut self, children: &[ChildStatus], named: Option<&Terms>) -> (bool, bool) {
-        let known: Vec<_> =
-            children.iter().rev().filter_map(|child| Some((child, Told::read(&child.note)?))).collect();
-        let over: Vec<&Terms> = known
-            .iter()
-            .filter(|(_, told)| told.is_over && told.has_begun)
-            .map(|(_, told)| &told.terms)
-            .collect();
-        let is_over = |terms: &Terms| over.iter().any(|over| over.is_same(terms));
-        let is_named = |terms: &Terms| named.is_some_and(|named| named.is_same(terms));
-        let runs = |(child, told): &&(&ChildStatus, Told)| {
-            child.exit.is_none() && (told.has_begun || is_named(&told.terms)) && !is_over(&told.terms)
-        };
-        let has_ended = |(_, told): &&(&ChildStatus, Told)| is_named(&told.terms) && !is_over(&told.terms);
-        let chosen = known.iter().find(runs).or_else(|| known.iter().find(has_ended));
-        for child in children.iter().filter(|child| child.exit.is_none()) {
-            if chosen.is_none_or(|(chosen, _)| chosen.child != child.child) {
-                self.end_stranger(child.child);
-            }
-        }
-        let Some((child, told)) = chosen else { return (false, named.is_some_and(is_over)) };
-        let (child, told) = (*child, told.clone());
-        let share = self.share(told.terms, told.program, told.installed, &told.password, told.port);
-        let share = Share { is_inherited: true, ..share };
-        self.password = told.password;
-        self.last = Some(child.child);
-        if child.exit.is_none() {
-            self.child = Some((child.child, child.process));
-            share.phase.replace(Phase::Running);
-            // Its config file may still be there: the earlier one may have died before it was ready.
-            let _ = std::fs::remove_file(self.files(&share.terms.id).1);
-        } else {
-            self.again_at = Some(Instant::now());
-        }
-        tracing::info!(port = told.port, "the share is taken over");
-        self.core.shares.current.replace(Some(Rc::new(share)));
-        (true, false)
-    }
-
-    /// Ends a file server that serves no share of ours.
-    fn end_stranger(&self, id: u64) {
-        let core = self.core.clone();
-        self.core.tasks.spawn_local(async move {
-            let _ = core.keeping.signal(id, ChildSignal::Term, Some(KILL_AFTER)).await;
-        });
-    }
-
-    /// The keeper died with the earlier sidecar: the share goes on with other credentials.
-    fn revive(&mut self, terms: Terms) {
-        let share = Share { is_inherited: true, ..self.share(terms, PathBuf::new(), None, "", 0) };
-        self.core.shares.current.replace(Some(Rc::new(share)));
-        self.again_at = Some(Instant::now());
-    }
-
-    fn share(
+    pub(super) fn share(
         &self,
         terms: Terms,
         program: PathBuf,
@@ -207,15 +114,17 @@ impl Owner {
             installed,
             uploading: RefCell::default(),
             parts: RefCell::default(),
+            has_strays: Cell::new(false),
             is_inherited: false,
             has_ended: Cell::new(false),
         }
     }
 
-    async fn run(mut self, mut commands: mpsc::Receiver<Command>) {
+    pub(super) async fn run(mut self, mut commands: mpsc::Receiver<Command>) {
         loop {
             let share = self.core.shares.current.borrow().clone();
             let again_at = self.again_at;
+            let pause = share.as_ref().map_or(LOOK, |share| look(&share.terms, now_ms()));
             tokio::select! {
                 command = commands.recv() => match command {
                     None => return,
@@ -239,7 +148,7 @@ impl Owner {
                     Some(event) => self.hear(event),
                 },
                 () = sleep_until(again_at), if again_at.is_some() => self.start_again().await,
-                () = tokio::time::sleep(look(share.as_deref())), if share.is_some() => {}
+                () = tokio::time::sleep(pause), if share.is_some() => {}
             }
             let is_over = |share: &Rc<Share>| share.terms.is_over(now_ms());
             if self.core.shares.current.borrow().as_ref().is_some_and(is_over) {
@@ -462,7 +371,11 @@ impl Owner {
         let mut parts = share.parts.take();
         parts.extend(share.uploading.borrow().iter().cloned());
         let (root, id) = (share.terms.path.clone(), share.terms.id.clone());
-        if share.is_inherited && !share.terms.is_file {
+        let (at, of) = (root.clone(), id.clone());
+        let missing = aside(move || parts.iter().filter(|path| !remove_part(&at, &of, path)).count()).await;
+        // Some were moved with their folder, or nobody here knows them.
+        let has_strays = share.is_inherited || share.has_strays.get() || missing > 0;
+        if has_strays && !share.terms.is_file {
             self.core.tasks.spawn_local(async move {
                 let prefix = path::part_prefix(&id);
                 let shown = root.display().to_string();
@@ -470,8 +383,6 @@ impl Owner {
                     tracing::warn!(root = shown, "too many files to look for what cut uploads left");
                 }
             });
-        } else if !parts.is_empty() {
-            aside(move || remove(&root, &id, parts)).await;
         }
     }
 
@@ -490,24 +401,47 @@ impl Owner {
     }
 }
 
-fn remove(root: &Path, id: &str, files: impl IntoIterator<Item = path::RoutePath>) {
-    for file in files {
-        let part = file.part(id);
-        if let (Ok(place), Some((_, name))) = (place::Place::open(root, &file, false), part.split()) {
-            place.remove(name);
-        }
-    }
-}
-
-/// Until the wall clock is to be looked at again.
-fn look(share: Option<&Share>) -> Duration {
-    let left = share.map_or(0, |share| share.terms.expires_ms.saturating_sub(now_ms()));
-    LOOK.min(Duration::from_millis(left))
+/// From `now_ms` until the wall clock is to be looked at again. Never for the whole rest of a share: the
+/// clock may be set meanwhile, and stands still for our timers in a suspend.
+fn look(terms: &Terms, now_ms: u64) -> Duration {
+    LOOK.min(Duration::from_millis(terms.expires_ms.saturating_sub(now_ms)))
 }
 
 async fn sleep_until(at: Option<Instant>) {
     match at {
         Some(at) => tokio::time::sleep_until(at).await,
         None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_jump_of_the_wall_clock_ends_a_share_at_the_next_look() {
+        const HOUR: u64 = 3_600_000;
+        let begun = 1_800_000_000_000;
+        let terms = Terms {
+            id: "0123abcd".into(),
+            path: "/shared".into(),
+            is_file: false,
+            started_ms: begun,
+            expires_ms: begun + HOUR,
+            ttl_seconds: 3600,
+        };
+        // Seen at most so long after a jump, however far the end was.
+        assert_eq!(look(&terms, begun), LOOK);
+        assert!(!terms.is_over(begun + HOUR - 1));
+        assert_eq!(look(&terms, begun + HOUR - 1), Duration::from_millis(1));
+        for after in [begun + HOUR, begun + 24 * HOUR, u64::MAX] {
+            assert!(terms.is_over(after));
+            assert_eq!(look(&terms, after), Duration::ZERO);
+        }
+        // Set back: it ends at the time it was said to, not at once and not never.
+        for before in [begun - HOUR, 0] {
+            assert!(!terms.is_over(before));
+            assert_eq!(look(&terms, before), LOOK);
+        }
     }
 }

@@ -3,7 +3,7 @@
 
 use std::pin::Pin;
 use std::rc::Rc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use hyper::body::{Body as HttpBody, Frame, Incoming, SizeHint};
@@ -63,7 +63,7 @@ impl Core {
         let query = head.uri.query();
         match wish {
             Wish::Options => options(&share),
-            Wish::PartSize => share.part_size(&path).await,
+            Wish::PartSize => share.part_size(path).await,
             Wish::NewFolder => share.new_folder(&path, transfer).await,
             Wish::Properties if share.terms.is_file => share.file_properties(&path, &head.headers).await,
             _ => share.read(head.method, &path, query, &head.headers, transfer).await,
@@ -182,20 +182,29 @@ impl Share {
                 Err(Broken) => return self.gone(),
             };
         }
-        relay(reply, transfer)
+        let is_json = reply.headers().get(CONTENT_TYPE).is_some_and(|kind| kind == "application/json");
+        relay(reply, is_json && rules::asks_for_listing(query), transfer)
     }
 
     /// `MKCOL`: one folder, in one that exists.
     async fn new_folder(self: &Rc<Self>, path: &RoutePath, transfer: Transfer) -> Response<Body> {
         let (root, at) = (self.terms.path.clone(), path.clone());
-        match aside(move || Place::open(&root, &at, false).map(drop)).await {
+        let place = match aside(move || Place::open(&root, &at, false)).await {
+            Ok(place) => Some(place),
             // The shared folder itself: it exists.
-            Err(PlaceError::IsAFolder) | Ok(()) => {}
+            Err(PlaceError::IsAFolder) => None,
             Err(error) => return misplaced(&error),
-        }
+        };
         let method = Method::from_bytes(b"MKCOL").unwrap_or_default();
         match self.ask(method, &path.to_string(), HeaderMap::new(), Sent::Nothing).await {
-            Ok(reply) => relay(reply, transfer),
+            // It does not say why.
+            Ok(reply) if reply.status().is_server_error() => {
+                match aside(move || place.map_or(Ok(()), |place| place.may_write())).await {
+                    Ok(()) => relay(reply, false, transfer),
+                    Err(error) => misplaced(&error),
+                }
+            }
+            Ok(reply) => relay(reply, false, transfer),
             Err(Broken) => self.gone(),
         }
     }
@@ -312,10 +321,11 @@ fn size_of(reply: &Response<Reply>) -> Option<u64> {
     range.strip_prefix("bytes */")?.parse().ok()
 }
 
-/// A reply of the file server as the caller's.
-fn relay(reply: Response<Reply>, transfer: Transfer) -> Response<Body> {
+/// A reply of the file server as the caller's; it may be a JSON listing.
+fn relay(reply: Response<Reply>, is_listing: bool, transfer: Transfer) -> Response<Body> {
     let (head, body) = reply.into_parts();
-    let mut response = Response::new(Body::Relayed(Box::pin(Relayed { body, _transfer: transfer })));
+    let relayed = Relayed { body, begins_listing: is_listing, _transfer: transfer };
+    let mut response = Response::new(Body::Relayed(Box::pin(relayed)));
     *response.status_mut() = head.status;
     *response.headers_mut() = rules::reply_headers(&head.headers);
     response
@@ -323,6 +333,8 @@ fn relay(reply: Response<Reply>, transfer: Transfer) -> Response<Body> {
 
 struct Relayed {
     body: Reply,
+    /// What comes next is the beginning of a JSON listing.
+    begins_listing: bool,
     _transfer: Transfer,
 }
 
@@ -334,7 +346,13 @@ impl HttpBody for Relayed {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<std::io::Result<Frame<Bytes>>>> {
-        Pin::new(&mut self.body).poll_frame(cx)
+        let frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
+        Poll::Ready(match frame {
+            Some(Ok(frame)) if std::mem::take(&mut self.begins_listing) => {
+                Some(Ok(frame.map_data(rules::callers_listing)))
+            }
+            frame => frame,
+        })
     }
 
     fn is_end_stream(&self) -> bool {

@@ -1,9 +1,13 @@
 //! Uploads (contract 6): into a file of a hidden name beside the final one, then moved over it in one
 //! step. What is cut is kept under the hidden name until the share ends, and can be continued.
 //!
+//! A file is known by where it really is, not by the links that lead to it: only one upload of it goes on
+//! at a time, and what was cut can be continued at any of its paths.
+//!
 //! An upload is a task of its own: when its caller vanishes, the file server still writes what came,
 //! and only then may somebody go on with the rest.
 
+use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -27,7 +31,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Most cut uploads that are kept; of further ones nothing is.
 const MAX_PARTS: usize = 1024;
 
-/// A name is being uploaded, as long as this lives.
+/// A file is being uploaded, as long as this lives.
 struct Uploading {
     core: Rc<Core>,
     share: Rc<Share>,
@@ -35,9 +39,17 @@ struct Uploading {
 }
 
 impl Uploading {
-    fn begin(core: &Rc<Core>, share: &Rc<Share>, path: &RoutePath) -> Option<Self> {
-        let is_first = share.uploading.borrow_mut().insert(path.clone());
-        is_first.then(|| Self { core: core.clone(), share: share.clone(), path: path.clone() })
+    /// The upload of the file that really is at `path`; the refusal when there is one already, or when the
+    /// share has ended while that was found out.
+    #[expect(clippy::result_large_err, reason = "the refusal is the response; it is moved once")]
+    fn begin(core: &Rc<Core>, share: &Rc<Share>, path: RoutePath) -> Result<Self, Response<Body>> {
+        if share.is_over() {
+            return Err(share.gone());
+        }
+        if !share.uploading.borrow_mut().insert(path.clone()) {
+            return Err(words(StatusCode::CONFLICT, "this name is being uploaded by another request"));
+        }
+        Ok(Self { core: core.clone(), share: share.clone(), path })
     }
 }
 
@@ -75,25 +87,36 @@ impl Core {
             let text = "PUT replaces a whole file; to continue a cut upload use PATCH with ?part";
             return refuse(body, words(StatusCode::BAD_REQUEST, text));
         }
-        let Some(uploading) = Uploading::begin(self, &share, &path) else { return refuse(body, busy()) };
-        let only_new = headers.get(IF_NONE_MATCH).is_some_and(|tag| tag.as_bytes() == b"*");
-        let (root, at, part) = (share.terms.path.clone(), path.clone(), path.part(&share.terms.id));
-        let begun = aside(move || {
-            let place = Place::open(&root, &at, true)?;
-            if only_new && place.look(&root)?.is_some() {
-                return Ok(false);
-            }
-            place.begin(&root, part.split().map(|(_, name)| name).unwrap_or_default())?;
-            Ok::<_, PlaceError>(true)
-        });
-        match begun.await {
+        let (place, path) = match share.place(path, true).await {
+            Ok(found) => found,
             Err(error) => return refuse(body, misplaced(&error)),
-            Ok(false) => {
+        };
+        let part = path.part(&share.terms.id);
+        let uploading = match Uploading::begin(self, &share, path) {
+            Ok(uploading) => uploading,
+            Err(refused) => return refuse(body, refused),
+        };
+        let only_new = headers.get(IF_NONE_MATCH).is_some_and(|tag| tag.as_bytes() == b"*");
+        let root = share.terms.path.clone();
+        let begun = aside(move || {
+            if only_new && place.look(&root)?.is_some() {
+                return Ok(None);
+            }
+            let part = part.split().map(|(_, name)| name).unwrap_or_default();
+            let had_part = place.part_size(part)?.is_some();
+            place.begin(&root, part)?;
+            Ok::<_, PlaceError>(Some(had_part))
+        });
+        let had_part = match begun.await {
+            Err(error) => return refuse(body, misplaced(&error)),
+            Ok(None) => {
                 return refuse(body, words(StatusCode::PRECONDITION_FAILED, "a file of this name exists"));
             }
-            Ok(true) => {}
+            Ok(Some(had_part)) => had_part,
+        };
+        if share.parts.borrow_mut().remove(&uploading.path) && !had_part {
+            share.has_strays.set(true);
         }
-        share.parts.borrow_mut().remove(&path);
         take(uploading, body, Extent::All, transfer).await
     }
 
@@ -122,11 +145,20 @@ impl Core {
             let text = "X-Upload-Length must say how many bytes the whole file has";
             return refuse(body, StatusCode::BAD_REQUEST, text);
         };
-        let Some(uploading) = Uploading::begin(self, &share, &path) else {
-            dismiss(&headers, body);
-            return busy();
+        let found = share.place(path, false).await;
+        let begun = match found {
+            Ok((place, path)) => Uploading::begin(self, &share, path).map(|uploading| (place, uploading)),
+            Err(error) => Err(no_part(&error)),
         };
-        let from = match share.size_of_part(&path).await {
+        let (place, uploading) = match begun {
+            Ok(begun) => begun,
+            Err(refused) => {
+                dismiss(&headers, body);
+                return refused;
+            }
+        };
+        let part = uploading.path.part(&share.terms.id);
+        let from = match aside(move || size_of(&place, &part)).await {
             Ok(Some(size)) => size,
             Ok(None) => return refuse(body, StatusCode::NOT_FOUND, NO_PART),
             Err(error) => {
@@ -148,8 +180,18 @@ impl Core {
 
 const NO_PART: &str = "there is no cut upload of this name; PUT the whole file";
 
-fn busy() -> Response<Body> {
-    words(StatusCode::CONFLICT, "this name is being uploaded by another request")
+/// Why there is no cut upload at a path that leads nowhere.
+fn no_part(error: &PlaceError) -> Response<Body> {
+    match error {
+        PlaceError::NoFolder | PlaceError::IsAFolder | PlaceError::NotAFolder => {
+            words(StatusCode::NOT_FOUND, NO_PART)
+        }
+        error => misplaced(error),
+    }
+}
+
+fn size_of(place: &Place, part: &RoutePath) -> Result<Option<u64>, PlaceError> {
+    place.part_size(part.split().map(|(_, name)| name).unwrap_or_default())
 }
 
 /// Runs the upload as a task and waits for what becomes of it.
@@ -203,6 +245,10 @@ impl Uploading {
             (Ok(status), UploadEnd::TooLong) if status.is_success() => {
                 words(StatusCode::BAD_REQUEST, "the request brought more than X-Upload-Length says")
             }
+            (Ok(status), UploadEnd::Malformed) if status.is_success() => words(
+                StatusCode::BAD_REQUEST,
+                "the request's chunks are malformed; what came is kept, see ?part",
+            ),
             (Ok(status), UploadEnd::Cut) if status.is_success() => {
                 words(StatusCode::REQUEST_TIMEOUT, "the upload stopped; what came is kept, see ?part")
             }
@@ -250,14 +296,11 @@ impl Uploading {
             self.share.parts.borrow_mut().insert(self.path.clone());
             return;
         }
-        let (root, at, part) =
-            (self.share.terms.path.clone(), self.path.clone(), self.path.part(&self.share.terms.id));
-        aside(move || {
-            if let (Ok(place), Some((_, name))) = (Place::open(&root, &at, false), part.split()) {
-                place.remove(name);
-            }
-        })
-        .await;
+        let (root, id, path) =
+            (self.share.terms.path.clone(), self.share.terms.id.clone(), self.path.clone());
+        if !aside(move || remove_part(&root, &id, &path)).await {
+            self.share.has_strays.set(true);
+        }
     }
 
     /// The file server could not write; it does not say why.
@@ -276,19 +319,25 @@ impl Uploading {
 }
 
 impl Share {
-    async fn size_of_part(&self, path: &RoutePath) -> Result<Option<u64>, PlaceError> {
-        let (root, at, part) = (self.terms.path.clone(), path.clone(), path.part(&self.terms.id));
-        aside(move || match Place::open(&root, &at, false) {
-            Ok(place) => place.part_size(part.split().map(|(_, name)| name).unwrap_or_default()),
-            Err(PlaceError::NoFolder | PlaceError::IsAFolder | PlaceError::NotAFolder) => Ok(None),
-            Err(error) => Err(error),
+    /// The folder of the file at `path`, and where that file really is.
+    async fn place(&self, path: RoutePath, make: bool) -> Result<(Place, RoutePath), PlaceError> {
+        let root = self.terms.path.clone();
+        aside(move || {
+            let place = Place::open(&root, &path, make)?;
+            let real = place.real_path(&root)?.unwrap_or(path);
+            Ok((place, real))
         })
         .await
     }
 
     /// `HEAD …?part`.
-    pub(super) async fn part_size(&self, path: &RoutePath) -> Response<Body> {
-        match self.size_of_part(path).await {
+    pub(super) async fn part_size(&self, path: RoutePath) -> Response<Body> {
+        let (place, path) = match self.place(path, false).await {
+            Ok(found) => found,
+            Err(error) => return no_part(&error),
+        };
+        let part = path.part(&self.terms.id);
+        match aside(move || size_of(&place, &part)).await {
             Ok(Some(size)) => {
                 let mut response = Response::new(Body::Empty);
                 response.headers_mut().insert(CONTENT_LENGTH, HeaderValue::from(size));
@@ -297,5 +346,14 @@ impl Share {
             Ok(None) => words(StatusCode::NOT_FOUND, NO_PART),
             Err(error) => misplaced(&error),
         }
+    }
+}
+
+/// Removes what is kept of the file at `path` in the share `id` of `root`; whether it was there. Blocks.
+pub(super) fn remove_part(root: &Path, id: &str, path: &RoutePath) -> bool {
+    let part = path.part(id);
+    match (Place::open(root, path, false), part.split()) {
+        (Ok(place), Some((_, name))) => place.remove(name),
+        _ => false,
     }
 }
