@@ -288,12 +288,24 @@ fn an_answer_counts_under_the_id_of_before_a_restart() {
     let wrap = Wrap::start_with(STREAMS, &[], &[]);
     let session = Client::declaring(wrap.port(), &wrap.token(), r#"{"elicitation":{}}"#);
     let other = Client::declaring(wrap.port(), &wrap.token(), r#"{"elicitation":{}}"#);
-    for (round, is_asked_again) in [false, true, false, true].into_iter().enumerate() {
+    for (round, (is_kill, is_asked_again)) in
+        [(true, false), (true, true), (false, true)].into_iter().enumerate()
+    {
         let id = format!("{}", round + 1);
-        let mut stream = session.ask_call(&id, "test_elicitation", r#"{"message":"you?"}"#, None).stream();
+        // Equal arguments would attach to the call before (contract 4.2).
+        let arguments = format!(r#"{{"message":"you, {round}?"}}"#);
+        let mut stream = session.ask_call(&id, "test_elicitation", &arguments, None).stream();
         let first = stream.priming();
         let question = stream.until(|message| message["method"] == "elicitation/create");
-        wrap.sidecar().signal(Signal::KILL);
+        let sidecar = wrap.sidecar();
+        if is_kill {
+            sidecar.signal(Signal::KILL);
+        } else {
+            let (code, _, err) =
+                crate::support::cli(&["restart"], Some(wrap.dir.path()), &Default::default());
+            assert_eq!(code, 0, "{err}");
+            eventually("the next sidecar", || (wrap.status()["pid"] != json!(sidecar.pid)).then_some(()));
+        }
         let resumed = || {
             eventually("the stream", || {
                 let mut stream = session.resume(&first.id);
