@@ -17,6 +17,8 @@ use rustix::fs::{FallocateFlags, OFlags};
 
 /// A file larger than this becomes `.1` before the next record is written.
 pub const ROTATE_BYTES: u64 = 512 * 1024;
+/// So often it is looked for the end of a line while others write.
+const SETTLE_LOOKS: u32 = 5;
 
 pub(super) struct Log {
     path: PathBuf,
@@ -25,9 +27,6 @@ pub(super) struct Log {
     /// Said once, not at every batch.
     cannot_rotate: bool,
 }
-
-/// So often it is looked for the end of a line while others write.
-const SETTLE_LOOKS: u32 = 5;
 
 /// What [`Log::try_lock`] says.
 pub(super) enum Locking {

@@ -124,7 +124,11 @@ where
         .name(unfinished.as_path().to_fs_name::<GenericFilePath>()?)
         .mode(0o600)
         .create_tokio()?;
-    std::fs::rename(&unfinished, &path)?;
+    {
+        // Whoever takes the old one for a dead one's removes that, not this.
+        let _lock = rundir::lock().ok();
+        std::fs::rename(&unfinished, &path)?;
+    }
     let tasks = tokio::task::spawn_local(accept(listener, Rc::new(handle)));
     Ok(Server { path, tasks })
 }
@@ -273,17 +277,10 @@ fn inode(path: &Path) -> Option<u64> {
 /// Removes the socket that nobody listens on, `dead` by its inode. The next sidecar may have put its own in
 /// the same place since: that one stays.
 fn remove_dead(socket: &Path, dead: Option<u64>) {
-    if inode(socket) != dead {
-        return;
+    let Ok(_lock) = rundir::lock() else { return };
+    if inode(socket) == dead {
+        let _ = std::fs::remove_file(socket);
     }
-    let aside = socket.with_extension(format!("dead-{}", uuid::Uuid::new_v4().simple()));
-    if std::fs::rename(socket, &aside).is_err() {
-        return;
-    }
-    if inode(&aside) != dead {
-        let _ = std::fs::hard_link(&aside, socket);
-    }
-    let _ = std::fs::remove_file(&aside);
 }
 
 /// Whether the connection ended without an answer.
@@ -306,12 +303,8 @@ mod tests {
         let dead = inode(&socket);
         let successor = bind(&next);
         std::fs::rename(&next, &socket).unwrap();
-        // Seen before it is touched, and seen only afterwards.
         remove_dead(&socket, dead);
         assert!(socket.exists());
-        let aside = dir.path().join("1.dead");
-        std::fs::rename(&socket, &aside).unwrap();
-        std::fs::hard_link(&aside, &socket).unwrap();
         std::os::unix::net::UnixStream::connect(&socket).unwrap();
         drop(successor);
         remove_dead(&socket, inode(&socket));
