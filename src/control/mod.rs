@@ -92,13 +92,14 @@ pub enum Reply {
 /// The sidecar's end: accepts until it is dropped, then removes the socket.
 pub struct Server {
     path: PathBuf,
+    inode: Option<u64>,
     tasks: tokio::task::JoinHandle<()>,
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
         self.tasks.abort();
-        let _ = std::fs::remove_file(&self.path);
+        remove_dead(&self.path, self.inode);
     }
 }
 
@@ -124,13 +125,14 @@ where
         .name(unfinished.as_path().to_fs_name::<GenericFilePath>()?)
         .mode(0o600)
         .create_tokio()?;
+    let inode = inode(&unfinished);
     {
-        // Whoever takes the old one for a dead one's removes that, not this.
+        // Whoever takes the old one for a dead one's, or ends, removes that, not this.
         let _lock = rundir::lock().ok();
         std::fs::rename(&unfinished, &path)?;
     }
     let tasks = tokio::task::spawn_local(accept(listener, Rc::new(handle)));
-    Ok(Server { path, tasks })
+    Ok(Server { path, inode, tasks })
 }
 
 async fn accept<F, A>(listener: Listener, handle: Rc<F>)
@@ -309,5 +311,23 @@ mod tests {
         drop(successor);
         remove_dead(&socket, inode(&socket));
         assert!(!socket.exists());
+    }
+
+    #[tokio::test(flavor = "local")]
+    async fn a_sidecar_that_ends_late_leaves_its_successors_socket() {
+        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let serve = async || serve(port, async |_| Reply::Ok(Value::Null)).await.unwrap();
+        let ending = serve().await;
+        let next = ending.path.with_extension("next");
+        let _successor = UnixListener::bind(&next).unwrap();
+        std::fs::rename(&next, &ending.path).unwrap();
+        let path = ending.path.clone();
+        drop(ending);
+        std::os::unix::net::UnixStream::connect(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let last = serve().await;
+        assert_eq!(last.path, path);
+        drop(last);
+        assert!(!path.exists());
     }
 }
