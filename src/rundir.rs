@@ -8,7 +8,8 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
-use std::path::PathBuf;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
 
 /// The real user id of this process.
 pub fn own_uid() -> u32 {
@@ -54,6 +55,16 @@ pub fn lock() -> io::Result<Lock> {
     let dir = File::open(open()?)?;
     rustix::fs::flock(&dir, rustix::fs::FlockOperation::LockExclusive)?;
     Ok(Lock(dir))
+}
+
+/// Whether somebody listens on the socket at `path`. To be acted upon only with the directory's [`lock`]
+/// held: else the next one may have put its own there since.
+pub fn is_live(path: &Path) -> bool {
+    // A full queue is a sign of life too.
+    !matches!(
+        UnixStream::connect(path),
+        Err(error) if matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound)
+    )
 }
 
 /// Whether the process behind a connected socket belongs to this user.

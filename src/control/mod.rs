@@ -98,8 +98,13 @@ pub struct Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
+        // The socket is open until the task is dropped, so nobody else's has this inode.
+        if let Ok(_lock) = rundir::lock()
+            && inode(&self.path) == self.inode
+        {
+            let _ = std::fs::remove_file(&self.path);
+        }
         self.tasks.abort();
-        remove_dead(&self.path, self.inode);
     }
 }
 
@@ -253,7 +258,6 @@ pub async fn find() -> io::Result<Vec<Found>> {
 
 /// Asks the sidecar behind one socket; `None` when there is none any more.
 async fn meet(socket: PathBuf) -> Option<Found> {
-    let met = inode(&socket);
     let mut answer = ask_within(STATUS_ANSWER, &socket, &Request::Status).await;
     if answer.as_ref().is_err_and(has_hung_up) {
         // It was just ending: then it is gone now, or the next one is there.
@@ -263,7 +267,7 @@ async fn meet(socket: PathBuf) -> Option<Found> {
         Ok(Reply::Ok(value)) => serde_json::from_value(value).map_err(io::Error::other),
         Ok(Reply::Error(error)) => Err(io::Error::other(error)),
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-            remove_dead(&socket, met);
+            remove_dead(&socket);
             return None;
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
@@ -276,11 +280,11 @@ fn inode(path: &Path) -> Option<u64> {
     std::fs::symlink_metadata(path).ok().map(|found| found.ino())
 }
 
-/// Removes the socket that nobody listens on, `dead` by its inode. The next sidecar may have put its own in
-/// the same place since: that one stays.
-fn remove_dead(socket: &Path, dead: Option<u64>) {
+/// Removes the socket that nobody listens on. The next sidecar may have put its own in the same place
+/// since it was met: that one stays.
+fn remove_dead(socket: &Path) {
     let Ok(_lock) = rundir::lock() else { return };
-    if inode(socket) == dead {
+    if !rundir::is_live(socket) {
         let _ = std::fs::remove_file(socket);
     }
 }
@@ -302,14 +306,13 @@ mod tests {
         let (socket, next) = (dir.path().join("1.sock"), dir.path().join(".1-2"));
         let bind = |path: &Path| UnixListener::bind(path).unwrap();
         drop(bind(&socket));
-        let dead = inode(&socket);
         let successor = bind(&next);
         std::fs::rename(&next, &socket).unwrap();
-        remove_dead(&socket, dead);
+        remove_dead(&socket);
         assert!(socket.exists());
         std::os::unix::net::UnixStream::connect(&socket).unwrap();
         drop(successor);
-        remove_dead(&socket, inode(&socket));
+        remove_dead(&socket);
         assert!(!socket.exists());
     }
 

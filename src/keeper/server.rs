@@ -100,7 +100,7 @@ pub fn run(args: &KeeperArgs, first: OwnedFd) -> io::Result<()> {
 fn open_socket(path: &Path) -> io::Result<UnixListener> {
     let _lock = rundir::lock()?;
     sweep(path);
-    if is_live(path) {
+    if rundir::is_live(path) {
         return Err(io::Error::new(io::ErrorKind::AddrInUse, "another keeper serves this host"));
     }
     match std::fs::remove_file(path) {
@@ -114,20 +114,12 @@ fn open_socket(path: &Path) -> io::Result<UnixListener> {
     Ok(socket)
 }
 
-fn is_live(path: &Path) -> bool {
-    // A full queue is a sign of life too.
-    !matches!(
-        UnixStream::connect(path),
-        Err(error) if matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound)
-    )
-}
-
 /// Removes what killed keepers left.
 fn sweep(own: &Path) {
     let Some(entries) = own.parent().and_then(|dir| std::fs::read_dir(dir).ok()) else { return };
     for path in entries.flatten().map(|entry| entry.path()) {
         let is_keeper = path.extension().is_some_and(|extension| extension == "keeper");
-        if is_keeper && path != own && !is_live(&path) {
+        if is_keeper && path != own && !rundir::is_live(&path) {
             let _ = std::fs::remove_file(path);
         }
     }
@@ -293,8 +285,10 @@ impl Keeper {
         }
         tracing::info!(?why, "keeper: ending");
         self.stop_listening();
-        if self.private.take().is_some() {
+        if let Some(private) = self.private.take() {
+            // While it is open nobody takes the name: what is removed is ours.
             let _ = std::fs::remove_file(&self.path);
+            drop(private);
         }
         self.children.stop(CHILD_GRACE);
         let patience = if why == Why::Asked { SIDECAR_GRACE } else { CHILD_GRACE };
