@@ -16,7 +16,7 @@ use super::streams::Stream;
 use super::{Core, now_ms};
 use crate::audit::{Args, Outcome as AuditOutcome, Record};
 use crate::crash;
-use crate::frame::messages::{InFlight, InFlightState};
+use crate::frame::messages::{InFlight, InFlightState, RpcError, code};
 use crate::frame::raw::{RawObject, quote};
 use crate::host::LinkError;
 use crate::ledger::{self, Newcomer, Phase, Verdict};
@@ -234,11 +234,8 @@ impl Core {
                 };
                 (outcome, record)
             }
-            Err(Unanswered::Unknown) => {
+            Err(Unanswered::Unknown(text)) => {
                 let record = Record::ended(call_id, sid, tool, args, AuditOutcome::Unknown);
-                let text = format!(
-                    "outcome unknown: the host went away during call {call_id}; the tool may or may not have run to its end"
-                );
                 (Outcome::Result(ToolResult::error(&text)), record)
             }
         };
@@ -321,10 +318,9 @@ impl Core {
         dispatched.reason = None;
         crash::at("result-read");
         match answer.map(crate::host::Answer::into_result) {
-            Ok(Ok(result)) => Ok(super::beside(result.len(), move || ToolResult::from_host(result)).await),
-            Ok(Err(error)) => Ok(ToolResult::error(&error.message)),
+            Ok(answer) => answered(answer).await,
             Err(LinkError::TooLarge(reason)) => Ok(ToolResult::error(&reason)),
-            Err(LinkError::Ended) => Err(Unanswered::Unknown),
+            Err(LinkError::Ended) => Err(Unanswered::Unknown(host_gone(call_id))),
         }
     }
 
@@ -385,9 +381,11 @@ impl Core {
             if note.is_attached {
                 self.attached.borrow_mut().insert(call.call_id.clone());
             }
+            let has_ended = note.ended_ms.is_some();
             self.notes.borrow_mut().insert(call.call_id.clone(), note);
             let (answer, late) = tokio::sync::oneshot::channel();
-            let on_record = on_record.contains(call.call_id.as_str());
+            // The note's end is written after the record, which may be rotated away by now.
+            let on_record = has_ended || on_record.contains(call.call_id.as_str());
             let (core, call) = (self.clone(), call.clone());
             if matches!(call.state, InFlightState::Running | InFlightState::Finished) {
                 self.late_results.borrow_mut().insert(call.call_id.clone(), answer);
@@ -414,13 +412,16 @@ impl Core {
         exchange: &Rc<Exchange>,
         call: &InFlight,
         (args, on_record): (&Args, bool),
-        late: tokio::sync::oneshot::Receiver<ToolResult>,
+        late: tokio::sync::oneshot::Receiver<Result<Bytes, RpcError>>,
     ) {
         let asked = match call.state {
             InFlightState::Cancelled => Err(Unanswered::Cancelled),
             InFlightState::Dropped => Ok(ToolResult::error(&dropped_text(&call.call_id))),
             InFlightState::Running | InFlightState::Finished => tokio::select! {
-                result = late => result.map_err(|_| Unanswered::Unknown),
+                answer = late => match answer {
+                    Ok(answer) => answered(answer).await,
+                    Err(_) => Err(Unanswered::Unknown(host_gone(&call.call_id))),
+                },
                 () = exchange.cancelled.cancelled() => {
                     let reason = exchange.cause().reason();
                     let params = serde_json::json!({ "callId": call.call_id, "reason": reason });
@@ -513,8 +514,25 @@ type Asked = Result<ToolResult, Unanswered>;
 
 enum Unanswered {
     Cancelled,
-    /// The host is gone; what it did is not known.
-    Unknown,
+    /// What ran it is gone; what it did is not known, in words.
+    Unknown(String),
+}
+
+/// What the host's answer says.
+async fn answered(answer: Result<Bytes, RpcError>) -> Asked {
+    match answer {
+        Ok(result) => Ok(super::beside(result.len(), move || ToolResult::from_host(result)).await),
+        Err(error) if error.code == i64::from(code::OUTCOME_UNKNOWN) => {
+            Err(Unanswered::Unknown(error.message))
+        }
+        Err(error) => Ok(ToolResult::error(&error.message)),
+    }
+}
+
+fn host_gone(call_id: &str) -> String {
+    format!(
+        "outcome unknown: the host went away during call {call_id}; the tool may or may not have run to its end"
+    )
 }
 
 /// A request that went to the host; a drop before its answer aborts the tool.

@@ -50,11 +50,10 @@ use tokio_util::task::TaskTracker;
 use crate::audit::Audit;
 use crate::config::{AgentDir, Config, Proxy, Token};
 use crate::frame::envelope::LARGE;
-use crate::frame::messages::{Hello, HostLlm, Level, Notice, Server};
+use crate::frame::messages::{Hello, HostLlm, Level, Notice, RpcError, Server};
 use crate::host::Link;
 use crate::install::Installer;
 use crate::ledger::Ledger;
-use crate::mcp::call::ToolResult;
 use crate::mcp::catalogue::{Catalogue, Denied};
 use crate::mcp::session::Sessions;
 use crate::process::Identity;
@@ -110,7 +109,7 @@ pub struct Core {
     /// Calls whose callers sent them again.
     attached: RefCell<HashSet<String>>,
     /// Calls of an earlier sidecar whose results are still to come.
-    late_results: RefCell<HashMap<String, oneshot::Sender<ToolResult>>>,
+    late_results: RefCell<HashMap<String, oneshot::Sender<Result<Bytes, RpcError>>>>,
     /// Calls the shim may forget and has not been told so.
     acknowledged: RefCell<Vec<String>>,
     /// Responses handed to a connection that may still break, by connection.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use serde::Deserialize;
 
-use super::{Core, operate, relay};
+use super::{Core, operate};
 use crate::frame::messages::{self, Command, GoodbyeReason, Notice, RpcError, code};
 use crate::host::{Incoming, Peer};
 use crate::text::clean;
@@ -121,12 +121,15 @@ impl Shim {
             tracing::debug!("bridge/result for a call that is not known");
             return;
         };
-        let result = late.result.map(|result| params.slice_ref(result.get().as_bytes()));
-        let error = late.error.map(|error| {
-            serde_json::from_str::<RpcError>(error.get())
-                .map_or_else(|_| error.get().to_owned(), |error| error.message)
-        });
-        let _ = waiting.send(relay::late_result(result, error));
+        let failed = |message: &str| RpcError { code: code::FAILED.into(), message: message.to_owned() };
+        let answer = match (late.result, late.error) {
+            (Some(result), _) => Ok(params.slice_ref(result.get().as_bytes())),
+            (None, Some(error)) => {
+                Err(serde_json::from_str(error.get()).unwrap_or_else(|_| failed(error.get())))
+            }
+            (None, None) => Err(failed("the host gave no result")),
+        };
+        let _ = waiting.send(answer);
     }
 }
 

@@ -12,7 +12,6 @@ use super::exchange::{Exchange, Outcome, Seat};
 use super::streams::Stream;
 use crate::frame::raw::{RawObject, key_is, quote, string};
 use crate::host::{Answer, LinkError};
-use crate::mcp::call::ToolResult;
 
 impl Core {
     /// Whether the host declared the capability that a method's first word names.
@@ -209,12 +208,4 @@ fn for_host(params: Option<&str>, key: &str, caller: &Caller) -> (String, Option
     }
     json.push_str("}}");
     (json, token)
-}
-
-/// The end of a call of an earlier sidecar, as the shim tells it.
-pub(super) fn late_result(result: Option<Bytes>, error: Option<String>) -> ToolResult {
-    match (result, error) {
-        (Some(result), _) => ToolResult::from_host(result),
-        (None, error) => ToolResult::error(&error.unwrap_or_else(|| "the host gave no result".into())),
-    }
 }

@@ -15,6 +15,8 @@ pub mod code {
     pub const PROTOCOL_NOT_SPOKEN: i32 = -32002;
     /// The port of a respawned sidecar is held by somebody else.
     pub const PORT_BUSY: i32 = -32003;
+    /// The answer to a `tools/call` that may have run to its end or not: what ran it is gone.
+    pub const OUTCOME_UNKNOWN: i32 = -32004;
     /// Any other failure of this side.
     pub const FAILED: i32 = -32000;
     /// The method is not known.

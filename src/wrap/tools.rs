@@ -119,12 +119,12 @@ async fn finish(sent: Result<Sent, Outcome>, call: &Call) -> Outcome {
     match sent.answer(&call.cancelled).await {
         Ok(outcome) => outcome,
         Err(Unanswered::Cancelled) => text_result("cancelled", true),
-        Err(Unanswered::Ended(how)) => text_result(
+        Err(Unanswered::Ended(how)) => error_outcome(
+            code::OUTCOME_UNKNOWN,
             &format!(
                 "outcome unknown: the server ended ({how}) during call {}; the tool may or may not have run to its end",
                 call.call_id
             ),
-            true,
         ),
     }
 }

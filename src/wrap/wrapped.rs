@@ -99,9 +99,20 @@ pub(super) enum Phase {
     Ended,
 }
 
+/// How far a process came.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    /// It has not answered `initialize`.
+    Started,
+    /// It has, but nothing else yet.
+    Introduced,
+    /// It serves.
+    Serving,
+}
+
 /// How a process ended.
 struct End {
-    had_answered: bool,
+    had_served: bool,
     /// For people, callers included: nothing of what it wrote.
     reason: String,
 }
@@ -174,7 +185,7 @@ impl Wrapped {
                 self.phase.send_replace(Phase::Ended);
                 return Ok(());
             }
-            has_run |= end.had_answered;
+            has_run |= end.had_served;
             if !has_run {
                 self.phase.send_replace(Phase::Ended);
                 return Err(end.reason);
@@ -184,7 +195,7 @@ impl Wrapped {
                 end.reason,
                 last_line(&self.last_words())
             );
-            let next = respawn.ended(end.had_answered, Instant::now(), supervise::chance());
+            let next = respawn.ended(end.had_served, Instant::now(), supervise::chance());
             let (Next::Start(pause) | Next::Failed(pause)) = next;
             let (state, phase) = match next {
                 Next::Start(_) => ("starting", Phase::Starting),
@@ -227,7 +238,7 @@ impl Wrapped {
                     }
                     _ => format!("{NOT_STARTED}{error}"),
                 };
-                return End { had_answered: false, reason };
+                return End { had_served: false, reason };
             }
         };
         let pid = process.pid();
@@ -241,19 +252,19 @@ impl Wrapped {
         let mut writing = JoinSet::new();
         writing.spawn_local(connection.clone().write(input));
 
-        let mut had_answered = false;
+        let stage = Cell::new(Stage::Started);
         let how = {
-            let introduced = tokio::time::timeout(START, self.introduce(&connection));
+            let introduced = tokio::time::timeout(START, self.introduce(&connection, &stage));
             tokio::select! {
                 biased;
                 introduced = introduced => match introduced {
                     Ok(Ok(info)) => {
-                        had_answered = true;
+                        stage.set(Stage::Serving);
                         self.serve(&connection, info);
                         None
                     }
                     Ok(Err(reason)) => Some(reason),
-                    Err(_) => Some(format!("it did not answer initialize within {} s", START.as_secs())),
+                    Err(_) => Some(format!("it did not answer within {} s", START.as_secs())),
                 },
                 exit = process.ended() => Some(describe(exit)),
                 _ = reading.join_next() => None,
@@ -289,12 +300,20 @@ impl Wrapped {
         }
         connection.end(&how);
         self.withdraw_all();
-        let reason = if had_answered { how } else { format!("before it answered initialize: {how}") };
-        End { had_answered, reason }
+        let reason = match stage.get() {
+            Stage::Started => format!("before it answered initialize: {how}"),
+            Stage::Introduced => format!("after it answered initialize: {how}"),
+            Stage::Serving => how,
+        };
+        End { had_served: stage.get() == Stage::Serving, reason }
     }
 
     /// `initialize`, and everything before the first call.
-    async fn introduce(&self, connection: &Rc<Connection>) -> Result<ServerInfo, String> {
+    async fn introduce(
+        &self,
+        connection: &Rc<Connection>,
+        stage: &Cell<Stage>,
+    ) -> Result<ServerInfo, String> {
         let ask = async |method: &str, params: String| {
             let sent = connection.request(method, [params.into()], None);
             let sent = sent.map_err(|_| "it ended".to_owned())?;
@@ -315,6 +334,7 @@ impl Wrapped {
                 return Err(format!("it refused initialize: {}", message_of(&error)));
             }
         };
+        stage.set(Stage::Introduced);
         connection.notify("notifications/initialized", Bytes::from_static(b"{}"));
         // What it asks on its own right now concerns no caller; when it has answered this, that is over.
         ask("ping", "{}".to_owned()).await?;

@@ -512,6 +512,9 @@ fn the_window_of_a_finished_orphan_does_not_begin_anew_with_each_sidecar() {
     let note = &noted["params"]["note"];
     assert!(note["leftMs"].as_u64().unwrap() <= note["endedMs"].as_u64().unwrap(), "{note}");
     kill(&mut host);
+    // Its end is on record, and the file may be gone by now: nobody writes it again.
+    let audit = host.dir.path().join("a2mcp.log");
+    std::fs::remove_file(&audit).unwrap();
     // Within the window, whoever says when it began: the next one finds it …
     let fresh = in_flight(&host, &frame, "finished");
     let mut second = next(&host, std::slice::from_ref(&fresh));
@@ -527,6 +530,9 @@ fn the_window_of_a_finished_orphan_does_not_begin_anew_with_each_sidecar() {
     late_result(&third, &frame, "the first");
     acknowledged(&third, &frame);
     calling(&third, &client, "3", ARGUMENTS);
+    let id = call_id(&frame);
+    let again: Vec<_> = third.audit().into_iter().filter(|record| record["id"] == id).collect();
+    assert!(again.iter().all(|record| record["phase"] == "attached") && again.len() == 1, "{again:?}");
 }
 
 #[test]

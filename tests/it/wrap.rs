@@ -511,6 +511,12 @@ fn what_cannot_be_wrapped_is_said_with_what_it_wrote() {
         r#"read x; echo '{"jsonrpc":"2.0","id":1,"result":{"protocolVersion":"1999"}}'; cat"#,
     ]);
     assert!(err.contains("protocol version \"1999\""), "{err}");
+    let err = start(&[
+        "sh",
+        "-c",
+        r#"read x; echo '{"jsonrpc":"2.0","id":1,"result":{"protocolVersion":"2025-06-18"}}'; read x; exit 9"#,
+    ]);
+    assert!(err.contains("after it answered initialize: exit code 9") && !err.contains("before"), "{err}");
 }
 
 #[test]

@@ -100,6 +100,8 @@ fn a_server_that_dies_costs_its_calls_and_nothing_else() {
         assert!(text(&result).contains("outcome unknown: the server ended (exit code 7)"), "{result}");
         assert!(!text(&result).contains("dying as asked"), "what it wrote is the operator's: {result}");
     }
+    let ends: Vec<_> = wrap.audit().into_iter().filter(|record| record["outcome"] == "unknown").collect();
+    assert_eq!(ends.len(), 2, "{ends:?}");
     // The next one serves the same session and knows what callers want; its list is another.
     stream.notification("notifications/tools/list_changed");
     assert!(!session.rpc("tools/list", "{}").to_string().contains(&grown));
