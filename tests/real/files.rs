@@ -351,6 +351,12 @@ fn what_callers_may_not_do_is_refused_and_changes_nothing() {
         assert_eq!(shared.ask("MKCOL", "/x/y", &[], b"").status, 201);
         assert_eq!(shared.put("/a", "x"), 405);
         assert_eq!(shared.put("/", "x"), 405);
+        for folder in ["/a/", "/new/", "/new%2f", "/new/er/"] {
+            let reply = shared.ask("PUT", folder, &[], b"x");
+            assert_eq!(reply.status, 405, "{folder}");
+            assert!(reply.text().contains("names a folder") && reply.header("allow").is_some(), "{folder}");
+        }
+        assert_eq!(shared.names(""), ["a", "x"], "nothing was made of that");
         assert_eq!(shared.put("/a/f/g", "x"), 409, "a file is no folder");
         assert_eq!(shared.ask("PUT", "/a/f", &[("Content-Range", "bytes 0-0/9")], b"x").status, 400);
         assert_eq!(shared.ask("PUT", "/a/f", &[("If-None-Match", "*")], b"x").status, 412);

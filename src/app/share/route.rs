@@ -18,7 +18,7 @@ use super::{Phase, Share, Transfer};
 use crate::app::{Core, endpoint, now_ms};
 use crate::http::Body;
 use crate::http::body::drain;
-use crate::xfer::path::{RoutePath, escaped};
+use crate::xfer::path::{RoutePath, escaped, names_a_folder};
 use crate::xfer::place::{Place, PlaceError};
 use crate::xfer::rules::{self, ALLOW_FILE, ALLOW_FOLDER, Wish};
 use crate::xfer::upstream::{Reply, Sent, UpstreamError};
@@ -87,6 +87,9 @@ fn judge(share: &Share, method: &Method, uri: &hyper::Uri) -> Result<(Wish, Rout
         );
         refused.headers_mut().insert(ALLOW, HeaderValue::from_static(ALLOW_FILE));
         return Err(refused);
+    }
+    if wish == Wish::Upload && names_a_folder(uri.path()) {
+        return Err(not_for_folders("a path that ends in '/' names a folder: give the file's name, too"));
     }
     Ok((wish, path))
 }
@@ -300,10 +303,15 @@ pub(super) fn misplaced(error: &PlaceError) -> Response<Body> {
             _ => StatusCode::INTERNAL_SERVER_ERROR,
         },
     };
-    let mut refused = words(status, &error.to_string());
-    if status == StatusCode::METHOD_NOT_ALLOWED {
-        refused.headers_mut().insert(ALLOW, HeaderValue::from_static(ALLOW_FOLDER));
+    match status {
+        StatusCode::METHOD_NOT_ALLOWED => not_for_folders(&error.to_string()),
+        _ => words(status, &error.to_string()),
     }
+}
+
+fn not_for_folders(text: &str) -> Response<Body> {
+    let mut refused = words(StatusCode::METHOD_NOT_ALLOWED, text);
+    refused.headers_mut().insert(ALLOW, HeaderValue::from_static(ALLOW_FOLDER));
     refused
 }
 
