@@ -109,6 +109,15 @@ impl Place {
         Ok(rustix::fs::accessat(&self.folder, ".", Access::WRITE_OK, AtFlags::EACCESS)?)
     }
 
+    /// Puts the file of the name `part` beside this name over it, in one step. A link of this name is
+    /// replaced itself, not what it leads to.
+    ///
+    /// # Errors
+    /// As the file system's.
+    pub fn put(&self, part: &str) -> Result<(), PlaceError> {
+        Ok(rustix::fs::renameat(&self.folder, part, &self.folder, self.name.as_str())?)
+    }
+
     /// What has the name now; `None` for nothing. Links within the share are followed.
     ///
     /// # Errors

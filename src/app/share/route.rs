@@ -3,7 +3,7 @@
 
 use std::pin::Pin;
 use std::rc::Rc;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use hyper::body::{Body as HttpBody, Frame, Incoming, SizeHint};
@@ -185,8 +185,7 @@ impl Share {
                 Err(Broken) => return self.gone(),
             };
         }
-        let is_json = reply.headers().get(CONTENT_TYPE).is_some_and(|kind| kind == "application/json");
-        relay(reply, is_json && rules::asks_for_listing(query), transfer)
+        relay(reply, transfer)
     }
 
     /// `MKCOL`: one folder, in one that exists.
@@ -203,11 +202,11 @@ impl Share {
             // It does not say why.
             Ok(reply) if reply.status().is_server_error() => {
                 match aside(move || place.map_or(Ok(()), |place| place.may_write())).await {
-                    Ok(()) => relay(reply, false, transfer),
+                    Ok(()) => relay(reply, transfer),
                     Err(error) => misplaced(&error),
                 }
             }
-            Ok(reply) => relay(reply, false, transfer),
+            Ok(reply) => relay(reply, transfer),
             Err(Broken) => self.gone(),
         }
     }
@@ -329,10 +328,10 @@ fn size_of(reply: &Response<Reply>) -> Option<u64> {
     range.strip_prefix("bytes */")?.parse().ok()
 }
 
-/// A reply of the file server as the caller's; it may be a JSON listing.
-fn relay(reply: Response<Reply>, is_listing: bool, transfer: Transfer) -> Response<Body> {
+/// A reply of the file server as the caller's.
+fn relay(reply: Response<Reply>, transfer: Transfer) -> Response<Body> {
     let (head, body) = reply.into_parts();
-    let relayed = Relayed { body, begins_listing: is_listing, _transfer: transfer };
+    let relayed = Relayed { body, _transfer: transfer };
     let mut response = Response::new(Body::Relayed(Box::pin(relayed)));
     *response.status_mut() = head.status;
     *response.headers_mut() = rules::reply_headers(&head.headers);
@@ -341,8 +340,6 @@ fn relay(reply: Response<Reply>, is_listing: bool, transfer: Transfer) -> Respon
 
 struct Relayed {
     body: Reply,
-    /// What comes next is the beginning of a JSON listing.
-    begins_listing: bool,
     _transfer: Transfer,
 }
 
@@ -354,13 +351,7 @@ impl HttpBody for Relayed {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<std::io::Result<Frame<Bytes>>>> {
-        let frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
-        Poll::Ready(match frame {
-            Some(Ok(frame)) if std::mem::take(&mut self.begins_listing) => {
-                Some(Ok(frame.map_data(rules::callers_listing)))
-            }
-            frame => frame,
-        })
+        Pin::new(&mut self.body).poll_frame(cx)
     }
 
     fn is_end_stream(&self) -> bool {
