@@ -184,6 +184,23 @@ impl Place {
     }
 }
 
+/// Whether what `path` names below `root` may be read; links are followed. `root` may be a file, which
+/// every path names then.
+///
+/// # Errors
+/// [`PlaceError`].
+pub fn may_read(root: &Path, path: &RoutePath) -> Result<(), PlaceError> {
+    match Place::open(root, path, false) {
+        Ok(place) => {
+            Ok(rustix::fs::accessat(&place.folder, place.name.as_str(), Access::READ_OK, AtFlags::EACCESS)?)
+        }
+        Err(PlaceError::IsAFolder | PlaceError::NotAFolder) => {
+            Ok(rustix::fs::accessat(rustix::fs::CWD, root, Access::READ_OK, AtFlags::EACCESS)?)
+        }
+        Err(error) => Err(error),
+    }
+}
+
 /// Where an opened file is, as the kernel says.
 fn whereabouts(fd: &OwnedFd) -> io::Result<PathBuf> {
     use std::os::fd::AsRawFd as _;

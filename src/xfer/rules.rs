@@ -112,6 +112,13 @@ fn end_to_end(all: &HeaderMap) -> HeaderMap {
     headers
 }
 
+/// Whether the file server answers a query about a folder with an archive. It takes the last of several
+/// values.
+pub fn asks_for_archive(query: Option<&str>) -> bool {
+    let pairs = form_urlencoded::parse(query.unwrap_or_default().as_bytes());
+    pairs.filter(|(key, _)| key == "zip").last().is_some_and(|(_, value)| value.is_empty())
+}
+
 /// Whether a `Range` may go to the file server; without it the answer is the whole file.
 pub fn passes_range(range: &str) -> bool {
     let Some(ranges) = range.trim().strip_prefix("bytes=") else { return true };
@@ -251,6 +258,16 @@ mod tests {
             reply_headers(&upstream).keys().map(|name| name.as_str().to_owned()).collect();
         names.sort_unstable();
         assert_eq!(names, ["content-length", "etag"]);
+    }
+
+    #[test]
+    fn an_archive_is_asked_for_by_an_empty_value() {
+        for query in ["zip", "zip=", "sort=name&zip", "z%69p", "zip=1&zip", "zip&json"] {
+            assert!(asks_for_archive(Some(query)), "{query}");
+        }
+        for query in [None, Some(""), Some("zip=1"), Some("zip&zip=1"), Some("zips")] {
+            assert!(!asks_for_archive(query), "{query:?}");
+        }
     }
 
     #[test]

@@ -11,6 +11,7 @@ use hyper::header::{
     ALLOW, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, EXPECT, HeaderMap, HeaderName, HeaderValue, IF_RANGE,
     LAST_MODIFIED, RANGE,
 };
+use hyper::http::response;
 use hyper::{Method, Request, Response, StatusCode};
 
 use super::tools::aside;
@@ -19,7 +20,7 @@ use crate::app::{Core, endpoint, now_ms};
 use crate::http::Body;
 use crate::http::body::drain;
 use crate::xfer::path::{RoutePath, escaped, names_a_folder};
-use crate::xfer::place::{Place, PlaceError};
+use crate::xfer::place::{self, Place, PlaceError};
 use crate::xfer::rules::{self, ALLOW_FILE, ALLOW_FOLDER, Wish};
 use crate::xfer::upstream::{Reply, Sent, UpstreamError};
 
@@ -180,12 +181,31 @@ impl Share {
             && let Ok(clamped) = HeaderValue::try_from(clamped)
         {
             headers.insert(RANGE, clamped);
-            reply = match self.ask(method, &target, headers, Sent::Nothing).await {
+            reply = match self.ask(method.clone(), &target, headers, Sent::Nothing).await {
                 Ok(reply) => reply,
                 Err(Broken) => return self.gone(),
             };
         }
+        if reply.status().is_server_error() {
+            return self.unread(path).await;
+        }
+        // A file, whatever is asked of it, has a length.
+        let is_archive = reply.status() == StatusCode::OK
+            && rules::asks_for_archive(query)
+            && !reply.headers().contains_key(CONTENT_LENGTH);
+        if is_archive && method == Method::GET {
+            return self.archive(reply, path, transfer).await;
+        }
         relay(reply, transfer)
+    }
+
+    /// The file server could not read something; it does not say why.
+    async fn unread(&self, path: &RoutePath) -> Response<Body> {
+        let (root, path) = (self.terms.path.clone(), path.clone());
+        match aside(move || place::may_read(&root, &path)).await {
+            Ok(()) => words(StatusCode::INTERNAL_SERVER_ERROR, "the file server could not read it"),
+            Err(error) => misplaced(&error),
+        }
     }
 
     /// `MKCOL`: one folder, in one that exists.
@@ -331,8 +351,15 @@ fn size_of(reply: &Response<Reply>) -> Option<u64> {
 /// A reply of the file server as the caller's.
 fn relay(reply: Response<Reply>, transfer: Transfer) -> Response<Body> {
     let (head, body) = reply.into_parts();
-    let relayed = Relayed { body, _transfer: transfer };
-    let mut response = Response::new(Body::Relayed(Box::pin(relayed)));
+    relayed(&head, Relayed { body, _transfer: transfer })
+}
+
+/// The head of a reply of the file server as the caller's, with a body made of its.
+pub(super) fn relayed(
+    head: &response::Parts,
+    body: impl HttpBody<Data = Bytes, Error = std::io::Error> + 'static,
+) -> Response<Body> {
+    let mut response = Response::new(Body::Relayed(Box::pin(body)));
     *response.status_mut() = head.status;
     *response.headers_mut() = rules::reply_headers(&head.headers);
     response
