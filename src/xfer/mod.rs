@@ -1,10 +1,13 @@
 //! The parts of the file route `/xfer/` (contract 6) that know neither sessions nor the keeper: what a
-//! path names ([`path`]), what a caller may do ([`rules`]), the folder an upload goes to ([`place`]), the
-//! file server as a program ([`dufs`]) and as a peer ([`upstream`]).
+//! path names ([`path`]), what a caller may do ([`rules`]), the folder an upload goes to ([`place`]),
+//! whether an archive is whole ([`archive`]), the file server as a program ([`dufs`]) and as a peer
+//! ([`upstream`]).
 //!
-//! dufs reads and writes all file contents; it runs with more rights than callers have, so every
-//! request is judged here first. When a share begins and ends is [`crate::app`]'s.
+//! dufs reads and writes all file contents; it lets whoever may upload copy over files and change them
+//! in place, which callers may not, so every request is judged here first. When a share begins and ends
+//! is [`crate::app`]'s.
 
+pub mod archive;
 pub mod dufs;
 pub mod path;
 pub mod place;

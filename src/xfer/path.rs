@@ -96,6 +96,11 @@ impl RoutePath {
     }
 }
 
+/// Whether the path of a request ends in a slash, in any spelling: it names a folder, there or not.
+pub fn names_a_folder(path: &str) -> bool {
+    percent_decode_str(path).last() == Some(b'/')
+}
+
 /// How the hidden names of the share `id` begin.
 pub fn part_prefix(id: &str) -> String {
     format!("{PART}{id}-")
@@ -176,6 +181,16 @@ mod tests {
         assert!(RoutePath::parse(&format!("/xfer/{}", "n".repeat(255))).is_ok());
         assert_eq!(RoutePath::parse(&format!("/xfer/{}", "n".repeat(256))), Err(BadPath::TooLong));
         assert_eq!(RoutePath::parse(&format!("/xfer{}", "/a".repeat(257))), Err(BadPath::TooLong));
+    }
+
+    #[test]
+    fn a_slash_at_the_end_names_a_folder() {
+        for path in ["/xfer/", "/xfer/a/", "/xfer/a%2f", "/xfer/a//"] {
+            assert!(names_a_folder(path), "{path}");
+        }
+        for path in ["/xfer", "/xfer/a", "/xfer/a%252f", "/xfer/a%5c"] {
+            assert!(!names_a_folder(path), "{path}");
+        }
     }
 
     #[test]

@@ -109,6 +109,15 @@ impl Place {
         Ok(rustix::fs::accessat(&self.folder, ".", Access::WRITE_OK, AtFlags::EACCESS)?)
     }
 
+    /// Puts the file of the name `part` beside this name over it, in one step. A link of this name is
+    /// replaced itself, not what it leads to.
+    ///
+    /// # Errors
+    /// As the file system's.
+    pub fn put(&self, part: &str) -> Result<(), PlaceError> {
+        Ok(rustix::fs::renameat(&self.folder, part, &self.folder, self.name.as_str())?)
+    }
+
     /// What has the name now; `None` for nothing. Links within the share are followed.
     ///
     /// # Errors
@@ -172,6 +181,23 @@ impl Place {
     /// Removes the file of the name `part` beside this name; whether there was one.
     pub fn remove(&self, part: &str) -> bool {
         rustix::fs::unlinkat(&self.folder, part, AtFlags::empty()).is_ok()
+    }
+}
+
+/// Whether what `path` names below `root` may be read; links are followed. `root` may be a file, which
+/// every path names then.
+///
+/// # Errors
+/// [`PlaceError`].
+pub fn may_read(root: &Path, path: &RoutePath) -> Result<(), PlaceError> {
+    match Place::open(root, path, false) {
+        Ok(place) => {
+            Ok(rustix::fs::accessat(&place.folder, place.name.as_str(), Access::READ_OK, AtFlags::EACCESS)?)
+        }
+        Err(PlaceError::IsAFolder | PlaceError::NotAFolder) => {
+            Ok(rustix::fs::accessat(rustix::fs::CWD, root, Access::READ_OK, AtFlags::EACCESS)?)
+        }
+        Err(error) => Err(error),
     }
 }
 

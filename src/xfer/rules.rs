@@ -1,9 +1,8 @@
 //! What callers may do on the file route, and the headers that pass (contract 6). Pure.
 //!
-//! The file server runs with the rights to delete and to move, which are ours alone: whatever is not
+//! The file server lets whoever may upload also copy over files and change them in place: whatever is not
 //! allowed here by name does not reach it.
 
-use bytes::{Bytes, BytesMut};
 use hyper::header::{
     ACCEPT_ENCODING, AUTHORIZATION, CONNECTION, CONTENT_LENGTH, EXPECT, HOST, HeaderMap, HeaderName,
     HeaderValue, TE, TRAILER, TRANSFER_ENCODING, UPGRADE, WWW_AUTHENTICATE,
@@ -113,26 +112,11 @@ fn end_to_end(all: &HeaderMap) -> HeaderMap {
     headers
 }
 
-/// Whether the file server answers a query about a folder with a JSON listing, which says what its reader
-/// may do. It takes the last of several values.
-pub fn asks_for_listing(query: Option<&str>) -> bool {
+/// Whether the file server answers a query about a folder with an archive. It takes the last of several
+/// values.
+pub fn asks_for_archive(query: Option<&str>) -> bool {
     let pairs = form_urlencoded::parse(query.unwrap_or_default().as_bytes());
-    pairs.filter(|(key, _)| key == "json").last().is_some_and(|(_, value)| value.is_empty())
-}
-
-/// The first piece of a JSON listing with the rights of callers instead of ours, just as long as before.
-/// The rights follow the path, which is 4 KiB at most: they are in the first piece. Whatever else it is
-/// stays as it is.
-pub fn callers_listing(piece: Bytes) -> Bytes {
-    const BEGIN: &[u8] = b"{\n  \"href\": ";
-    const OURS: &[u8] = b"\n  \"allow_delete\": true,";
-    const CALLERS: &[u8] = b"\n  \"allow_delete\":false,";
-    const { assert!(OURS.len() == CALLERS.len()) };
-    let at = piece.windows(OURS.len()).position(|window| window == OURS);
-    let Some(at) = at.filter(|_| piece.starts_with(BEGIN)) else { return piece };
-    let mut listing = BytesMut::from(piece);
-    listing[at..at + CALLERS.len()].copy_from_slice(CALLERS);
-    listing.freeze()
+    pairs.filter(|(key, _)| key == "zip").last().is_some_and(|(_, value)| value.is_empty())
 }
 
 /// Whether a `Range` may go to the file server; without it the answer is the whole file.
@@ -277,22 +261,12 @@ mod tests {
     }
 
     #[test]
-    fn a_listing_names_the_rights_of_callers_in_as_many_bytes() {
-        for query in ["json", "json=", "sort=name&json", "j%73on", "json=1&json"] {
-            assert!(asks_for_listing(Some(query)), "{query}");
+    fn an_archive_is_asked_for_by_an_empty_value() {
+        for query in ["zip", "zip=", "sort=name&zip", "z%69p", "zip=1&zip", "zip&json"] {
+            assert!(asks_for_archive(Some(query)), "{query}");
         }
-        for query in [None, Some(""), Some("json=1"), Some("json&json=1"), Some("jsonp")] {
-            assert!(!asks_for_listing(query), "{query:?}");
-        }
-        let listing =
-            "{\n  \"href\": \"/\",\n  \"allow_upload\": true,\n  \"allow_delete\": true,\n  \"paths\": []}";
-        let callers = callers_listing(Bytes::from(listing));
-        assert_eq!(callers.len(), listing.len());
-        assert_eq!(callers, listing.replace("\"allow_delete\": true", "\"allow_delete\":false"));
-        for other in
-            ["", "{}", "{\n  \"path_type\": \"File\"}", &listing[1..], &callers.escape_ascii().to_string()]
-        {
-            assert_eq!(callers_listing(Bytes::from(other.to_owned())), other);
+        for query in [None, Some(""), Some("zip=1"), Some("zip&zip=1"), Some("zips")] {
+            assert!(!asks_for_archive(query), "{query:?}");
         }
     }
 

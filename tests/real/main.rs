@@ -33,6 +33,7 @@ mod host_llm;
 mod install;
 mod operator;
 mod placeholder;
+mod reads;
 mod restarts;
 mod sdks;
 mod serves;

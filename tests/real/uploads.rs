@@ -42,6 +42,22 @@ fn an_upload_makes_folders_and_replaces_in_one_step() {
 }
 
 #[test]
+fn an_upload_replaces_a_link_and_not_what_it_leads_to() {
+    for version in VERSIONS {
+        let shared = Shared::start(version);
+        shared.write("a/f", "the file");
+        symlink("a/f", shared.root().join("link")).unwrap();
+        assert_eq!(shared.get("/link").text(), "the file");
+        assert_eq!(shared.put("/link", "new"), 201);
+        assert!(shared.root().join("link").symlink_metadata().unwrap().is_file());
+        assert_eq!(
+            (shared.read("link").unwrap(), shared.read("a/f").unwrap()),
+            (b"new".into(), b"the file".into())
+        );
+    }
+}
+
+#[test]
 fn a_cut_upload_harms_nothing_and_is_hidden() {
     for version in VERSIONS {
         let mut shared = Shared::start(version);

@@ -2,9 +2,10 @@
 //! it. At most one at a time.
 //!
 //! [`owner`] is the one task that starts, watches and ends its file server; [`route`] answers `/xfer/`,
-//! [`upload`] the requests that write; [`takeover`] finds what an earlier sidecar shared. They and the
-//! tools read the [`Share`] of the moment.
+//! [`archive`] the requests for one, [`upload`] those that write; [`takeover`] finds what an earlier
+//! sidecar shared. They and the tools read the [`Share`] of the moment.
 
+mod archive;
 mod launch;
 mod owner;
 mod route;

@@ -3,7 +3,7 @@
 
 use std::pin::Pin;
 use std::rc::Rc;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use hyper::body::{Body as HttpBody, Frame, Incoming, SizeHint};
@@ -11,6 +11,7 @@ use hyper::header::{
     ALLOW, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, EXPECT, HeaderMap, HeaderName, HeaderValue, IF_RANGE,
     LAST_MODIFIED, RANGE,
 };
+use hyper::http::response;
 use hyper::{Method, Request, Response, StatusCode};
 
 use super::tools::aside;
@@ -18,8 +19,8 @@ use super::{Phase, Share, Transfer};
 use crate::app::{Core, endpoint, now_ms};
 use crate::http::Body;
 use crate::http::body::drain;
-use crate::xfer::path::{RoutePath, escaped};
-use crate::xfer::place::{Place, PlaceError};
+use crate::xfer::path::{RoutePath, escaped, names_a_folder};
+use crate::xfer::place::{self, Place, PlaceError};
 use crate::xfer::rules::{self, ALLOW_FILE, ALLOW_FOLDER, Wish};
 use crate::xfer::upstream::{Reply, Sent, UpstreamError};
 
@@ -87,6 +88,9 @@ fn judge(share: &Share, method: &Method, uri: &hyper::Uri) -> Result<(Wish, Rout
         );
         refused.headers_mut().insert(ALLOW, HeaderValue::from_static(ALLOW_FILE));
         return Err(refused);
+    }
+    if wish == Wish::Upload && names_a_folder(uri.path()) {
+        return Err(not_for_folders("a path that ends in '/' names a folder: give the file's name, too"));
     }
     Ok((wish, path))
 }
@@ -177,13 +181,31 @@ impl Share {
             && let Ok(clamped) = HeaderValue::try_from(clamped)
         {
             headers.insert(RANGE, clamped);
-            reply = match self.ask(method, &target, headers, Sent::Nothing).await {
+            reply = match self.ask(method.clone(), &target, headers, Sent::Nothing).await {
                 Ok(reply) => reply,
                 Err(Broken) => return self.gone(),
             };
         }
-        let is_json = reply.headers().get(CONTENT_TYPE).is_some_and(|kind| kind == "application/json");
-        relay(reply, is_json && rules::asks_for_listing(query), transfer)
+        if reply.status().is_server_error() {
+            return self.unread(path).await;
+        }
+        // A file, whatever is asked of it, has a length.
+        let is_archive = reply.status() == StatusCode::OK
+            && rules::asks_for_archive(query)
+            && !reply.headers().contains_key(CONTENT_LENGTH);
+        if is_archive && method == Method::GET {
+            return self.archive(reply, path, transfer).await;
+        }
+        relay(reply, transfer)
+    }
+
+    /// The file server could not read something; it does not say why.
+    async fn unread(&self, path: &RoutePath) -> Response<Body> {
+        let (root, path) = (self.terms.path.clone(), path.clone());
+        match aside(move || place::may_read(&root, &path)).await {
+            Ok(()) => words(StatusCode::INTERNAL_SERVER_ERROR, "the file server could not read it"),
+            Err(error) => misplaced(&error),
+        }
     }
 
     /// `MKCOL`: one folder, in one that exists.
@@ -200,11 +222,11 @@ impl Share {
             // It does not say why.
             Ok(reply) if reply.status().is_server_error() => {
                 match aside(move || place.map_or(Ok(()), |place| place.may_write())).await {
-                    Ok(()) => relay(reply, false, transfer),
+                    Ok(()) => relay(reply, transfer),
                     Err(error) => misplaced(&error),
                 }
             }
-            Ok(reply) => relay(reply, false, transfer),
+            Ok(reply) => relay(reply, transfer),
             Err(Broken) => self.gone(),
         }
     }
@@ -300,10 +322,15 @@ pub(super) fn misplaced(error: &PlaceError) -> Response<Body> {
             _ => StatusCode::INTERNAL_SERVER_ERROR,
         },
     };
-    let mut refused = words(status, &error.to_string());
-    if status == StatusCode::METHOD_NOT_ALLOWED {
-        refused.headers_mut().insert(ALLOW, HeaderValue::from_static(ALLOW_FOLDER));
+    match status {
+        StatusCode::METHOD_NOT_ALLOWED => not_for_folders(&error.to_string()),
+        _ => words(status, &error.to_string()),
     }
+}
+
+fn not_for_folders(text: &str) -> Response<Body> {
+    let mut refused = words(StatusCode::METHOD_NOT_ALLOWED, text);
+    refused.headers_mut().insert(ALLOW, HeaderValue::from_static(ALLOW_FOLDER));
     refused
 }
 
@@ -321,11 +348,18 @@ fn size_of(reply: &Response<Reply>) -> Option<u64> {
     range.strip_prefix("bytes */")?.parse().ok()
 }
 
-/// A reply of the file server as the caller's; it may be a JSON listing.
-fn relay(reply: Response<Reply>, is_listing: bool, transfer: Transfer) -> Response<Body> {
+/// A reply of the file server as the caller's.
+fn relay(reply: Response<Reply>, transfer: Transfer) -> Response<Body> {
     let (head, body) = reply.into_parts();
-    let relayed = Relayed { body, begins_listing: is_listing, _transfer: transfer };
-    let mut response = Response::new(Body::Relayed(Box::pin(relayed)));
+    relayed(&head, Relayed { body, _transfer: transfer })
+}
+
+/// The head of a reply of the file server as the caller's, with a body made of its.
+pub(super) fn relayed(
+    head: &response::Parts,
+    body: impl HttpBody<Data = Bytes, Error = std::io::Error> + 'static,
+) -> Response<Body> {
+    let mut response = Response::new(Body::Relayed(Box::pin(body)));
     *response.status_mut() = head.status;
     *response.headers_mut() = rules::reply_headers(&head.headers);
     response
@@ -333,8 +367,6 @@ fn relay(reply: Response<Reply>, is_listing: bool, transfer: Transfer) -> Respon
 
 struct Relayed {
     body: Reply,
-    /// What comes next is the beginning of a JSON listing.
-    begins_listing: bool,
     _transfer: Transfer,
 }
 
@@ -346,13 +378,7 @@ impl HttpBody for Relayed {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<std::io::Result<Frame<Bytes>>>> {
-        let frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
-        Poll::Ready(match frame {
-            Some(Ok(frame)) if std::mem::take(&mut self.begins_listing) => {
-                Some(Ok(frame.map_data(rules::callers_listing)))
-            }
-            frame => frame,
-        })
+        Pin::new(&mut self.body).poll_frame(cx)
     }
 
     fn is_end_stream(&self) -> bool {

@@ -231,7 +231,7 @@ impl Uploading {
             Extent::Rest { from, total } => from + received == total,
         };
         if is_written && end == UploadEnd::Whole && is_whole {
-            return self.put_in_place(&part).await;
+            return self.put_in_place(part).await;
         }
         self.keep(matches!(extent, Extent::All) && received == 0).await;
         match (status, end) {
@@ -260,31 +260,31 @@ impl Uploading {
     }
 
     /// The bytes are all there: over the final name with them.
-    async fn put_in_place(&self, part: &RoutePath) -> Response<Body> {
-        let mut headers = HeaderMap::new();
-        let to = format!("http://localhost{}", self.path);
-        if let Ok(to) = HeaderValue::try_from(to) {
-            headers.insert(HeaderName::from_static("destination"), to);
+    async fn put_in_place(&self, part: RoutePath) -> Response<Body> {
+        if self.share.is_over() {
+            self.keep(false).await;
+            return self.share.gone();
         }
-        let method = Method::from_bytes(b"MOVE").unwrap_or_default();
-        let moved = self.share.ask(method, &part.to_string(), headers, Sent::Nothing).await;
-        match moved.map(|reply| reply.status()) {
-            Ok(status) if status.is_success() => {
+        let (root, path) = (self.share.terms.path.clone(), self.path.clone());
+        let put = aside(move || {
+            let place = Place::open(&root, &path, false)?;
+            // As when it began: over no link that leads out.
+            place.look(&root)?;
+            place.put(part.split().map(|(_, name)| name).unwrap_or_default())
+        });
+        match put.await {
+            Ok(()) => {
                 self.share.parts.borrow_mut().remove(&self.path);
                 let mut response = Response::new(Body::Empty);
                 *response.status_mut() = StatusCode::CREATED;
                 response
             }
-            Ok(status) => {
-                tracing::warn!(%status, "the file server does not move an upload to its place");
+            Err(error) => {
+                tracing::warn!(%error, "an upload cannot be put in its place");
                 self.keep(false).await;
                 let text = "the file cannot be put in place: its folder or its name was changed meanwhile; \
                             what came is kept, see ?part";
                 words(StatusCode::CONFLICT, text)
-            }
-            Err(Broken) => {
-                self.keep(false).await;
-                self.share.gone()
             }
         }
     }
