@@ -39,7 +39,8 @@ const WRITE_STALL: Duration = Duration::from_secs(60);
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long a connection that was just accepted may take to send its first request when all end.
 const NEWCOMER_TIME: Duration = Duration::from_millis(200);
-const NEWCOMER_STEP: Duration = Duration::from_millis(5);
+/// For how long it is looked then whether a request has come.
+const LAST_LOOK: Duration = Duration::from_millis(5);
 /// Longest head of a request in bytes.
 const MAX_HEAD: usize = 64 << 10;
 
@@ -235,11 +236,14 @@ async fn connection<E: Endpoint>(
     let ended = tokio::select! {
         ended = connection.as_mut() => ended,
         () = close.cancelled() => {
-            // A newcomer's request is on its way: the end would reach it instead of an answer.
+            // A newcomer's request is on its way, and anybody's may have arrived unread: the end would
+            // reach it instead of an answer. So the last look comes after the time is over, however long
+            // this process was held up in between.
             let until = Instant::now() + NEWCOMER_TIME;
-            let mut ended = None;
-            while ended.is_none() && !has_asked.get() && Instant::now() < until {
-                ended = tokio::time::timeout(NEWCOMER_STEP, connection.as_mut()).await.ok();
+            let (mut ended, mut is_over) = (None, false);
+            while ended.is_none() && !is_over {
+                is_over = has_asked.get() || Instant::now() >= until;
+                ended = tokio::time::timeout(LAST_LOOK, connection.as_mut()).await.ok();
             }
             match ended {
                 Some(ended) => ended,
