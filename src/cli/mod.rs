@@ -1,7 +1,7 @@
 //! The command line (contract 16): arguments, exit codes, what a terminal shows.
 //!
 //! One file per family of commands: [`operate`] asks running sidecars, [`client`] is an MCP client,
-//! [`connect`] configures other clients, [`install`] puts the shim into a host, [`programs`] gets dufs
+//! [`mod@connect`] configures other clients, [`install`] puts the shim into a host, [`programs`] gets dufs
 //! and cloudflared, [`doctor`] looks for what is wrong. Results go to stdout and what is said about them to stderr, both through [`out`].
 
 pub mod client;

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::omp::{Home, Omp};
 use crate::processes::kill;
-use crate::support::{binary, eventually};
+use crate::support::{SOON, binary, eventually, within};
 
 /// Puts the configuration that `server` prints for omp into `home`.
 fn connect(home: &Home, server: &Omp) {
@@ -23,7 +23,8 @@ fn names(omp: &Omp) -> Vec<String> {
 
 /// Waits until `client` has the other's tools; its name for each of them begins with this.
 fn until_connected(client: &Omp) {
-    eventually("the other omp's tools", || {
+    // Its own client tries again with pauses.
+    within(SOON * 3, "the other omp's tools", || {
         names(client).iter().any(|name| name == "mcp__a2mcp_read").then_some(())
     });
 }

@@ -18,13 +18,13 @@ pub(in crate::app::tunnel) struct Child {
 /// What is to be done.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::app::tunnel) enum Do {
-    /// Look for the program; then [`Machine::obtained`].
+    /// Look for the program; then [`Machine::obtained`](super::Machine::obtained).
     Obtain,
-    /// Start it without these flags; then [`Machine::spawned`].
+    /// Start it without these flags; then [`Machine::spawned`](super::Machine::spawned).
     Spawn(BTreeSet<String>),
     /// End this process.
     Stop(Child),
-    /// Fetch a nonce through this name; then [`Machine::probed`].
+    /// Fetch a nonce through this name; then [`Machine::probed`](super::Machine::probed).
     Probe(Child, String),
     /// It is open under this name.
     Opened(String),
