@@ -13,6 +13,8 @@ use rustix::io::Errno;
 
 use super::path::RoutePath;
 
+/// Longest path that a program can name, in bytes.
+const MAX_PATH: usize = 4096;
 /// Most entries of a share that are looked at for left-over uploads.
 const MAX_SWEPT: usize = 1_000_000;
 
@@ -20,7 +22,7 @@ const MAX_SWEPT: usize = 1_000_000;
 #[derive(Debug, thiserror::Error)]
 pub enum PlaceError {
     /// A link on the way leads out of the shared folder, or to nothing.
-    #[error("a link in the path leads out of the shared folder")]
+    #[error("a link in the path leads out of the shared folder, or to nothing")]
     Outside,
     /// A file stands where a folder is needed.
     #[error("a part of the path is a file, not a folder")]
@@ -50,12 +52,18 @@ pub struct Place {
 
 impl Place {
     /// Opens the folder that `path`, a file below `root`, is in; `root` is canonical. Missing folders are
-    /// made when `make` says so.
+    /// made when `make` says so: none of them when the path is too long for the file server.
     ///
     /// # Errors
     /// [`PlaceError`].
     pub fn open(root: &Path, path: &RoutePath, make: bool) -> Result<Self, PlaceError> {
         let (folders, name) = path.split().ok_or(PlaceError::IsAFolder)?;
+        if make {
+            let below: usize = path.names().iter().map(|name| name.len() + 1).sum();
+            if root.as_os_str().len() + below >= MAX_PATH {
+                return Err(Errno::NAMETOOLONG.into());
+            }
+        }
         let open = |at: rustix::fd::BorrowedFd<'_>, name: &Path| {
             let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
             rustix::fs::openat(at, name, flags, Mode::empty())
@@ -176,6 +184,16 @@ impl Place {
             }
             Ok(_) => Ok(None),
         }
+    }
+
+    /// Cuts the file of the name `part` beside this name to `size` bytes.
+    ///
+    /// # Errors
+    /// As the file system's.
+    pub fn cut_part(&self, part: &str, size: u64) -> Result<(), PlaceError> {
+        let flags = OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = rustix::fs::openat(&self.folder, part, flags, Mode::empty())?;
+        Ok(rustix::fs::ftruncate(&file, size)?)
     }
 
     /// Removes the file of the name `part` beside this name; whether there was one.

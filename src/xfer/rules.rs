@@ -15,6 +15,8 @@ pub const ALLOW_FOLDER: &str = "GET, HEAD, OPTIONS, PROPFIND, PUT, PATCH, MKCOL"
 pub const ALLOW_FILE: &str = "GET, HEAD, OPTIONS, PROPFIND";
 /// The header a continued upload names its whole length with.
 pub const UPLOAD_LENGTH: HeaderName = HeaderName::from_static("x-upload-length");
+/// The header with which a continued upload says where its bytes belong; it may be left out.
+pub const UPLOAD_OFFSET: HeaderName = HeaderName::from_static("x-upload-offset");
 /// The header that says where a `PATCH` writes.
 pub const UPDATE_RANGE: HeaderName = HeaderName::from_static("x-update-range");
 
@@ -66,7 +68,11 @@ pub fn judge(method: &Method, query: Option<&str>) -> Result<Wish, Refused> {
         ("GET" | "HEAD", _) => Ok(Wish::Read),
         ("OPTIONS", _) => Ok(Wish::Options),
         ("PROPFIND", _) => Ok(Wish::Properties),
-        ("PUT", _) => Ok(Wish::Upload),
+        ("PUT", true) => Err((
+            StatusCode::FORBIDDEN,
+            "PUT sends a whole file, without ?part; PATCH with ?part continues a cut upload",
+        )),
+        ("PUT", false) => Ok(Wish::Upload),
         ("MKCOL", _) => Ok(Wish::NewFolder),
         _ => Err((
             StatusCode::FORBIDDEN,
@@ -80,7 +86,7 @@ pub fn judge(method: &Method, query: Option<&str>) -> Result<Wish, Refused> {
 /// those that are ours to set.
 pub fn request_headers(caller: &HeaderMap) -> HeaderMap {
     let mut headers = end_to_end(caller);
-    for ours in [AUTHORIZATION, HOST, CONTENT_LENGTH, EXPECT, UPDATE_RANGE, UPLOAD_LENGTH] {
+    for ours in [AUTHORIZATION, HOST, CONTENT_LENGTH, EXPECT, UPDATE_RANGE, UPLOAD_LENGTH, UPLOAD_OFFSET] {
         headers.remove(ours);
     }
     headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
@@ -123,8 +129,9 @@ pub fn asks_for_archive(query: Option<&str>) -> bool {
 pub fn passes_range(range: &str) -> bool {
     let Some(ranges) = range.trim().strip_prefix("bytes=") else { return true };
     let ranges: Vec<&str> = ranges.split(',').collect();
-    if ranges.len() == 1 {
-        return true;
+    if let [range] = ranges[..] {
+        // The file server answers the last 0 bytes with a range that is none.
+        return range.trim().strip_prefix('-').and_then(number) != Some(0);
     }
     let length = |range: &&str| {
         let (start, end) = range.trim().split_once('-')?;
@@ -147,14 +154,14 @@ pub fn clamp_range(range: &str, size: u64) -> Option<String> {
     for range in range.trim().strip_prefix("bytes=")?.split(',') {
         let (start, end) = range.trim().split_once('-')?;
         if start.is_empty() {
-            let length: u64 = end.parse().ok()?;
+            let length = number(end)?;
             if length > 0 {
                 kept.push((size.saturating_sub(length), last));
             }
             continue;
         }
-        let start: u64 = start.parse().ok()?;
-        let end: u64 = if end.is_empty() { last } else { end.parse().ok()? };
+        let start = number(start)?;
+        let end = if end.is_empty() { last } else { number(end)? };
         if end < start {
             return None;
         }
@@ -167,6 +174,12 @@ pub fn clamp_range(range: &str, size: u64) -> Option<String> {
     }
     let kept: Vec<String> = kept.iter().map(|(start, end)| format!("{start}-{end}")).collect();
     Some(format!("bytes={}", kept.join(",")))
+}
+
+/// A number of a range; one that is beyond all files counts as the largest.
+fn number(text: &str) -> Option<u64> {
+    let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    is_number.then(|| text.parse().unwrap_or(u64::MAX))
 }
 
 #[cfg(test)]
@@ -191,6 +204,7 @@ mod tests {
             ("HEAD", "part", Wish::PartSize),
             ("HEAD", "a=1&p%61rt=", Wish::PartSize),
             ("PATCH", "part", Wish::Continue),
+            ("PUT", "parts", Wish::Upload),
         ] {
             assert_eq!(judged(method, query), Ok(wish), "{method} ?{query}");
         }
@@ -286,6 +300,9 @@ mod tests {
             ("bytes=a-b", 12, None),
             ("items=0-1", 12, None),
             ("bytes=18446744073709551616-", 12, None),
+            ("bytes=3-18446744073709551616", 12, Some("bytes=3-11")),
+            ("bytes=-99999999999999999999999", 12, Some("bytes=0-11")),
+            ("bytes=+3-", 12, None),
         ] {
             assert_eq!(clamp_range(range, size).as_deref(), kept, "{range}");
         }
@@ -296,9 +313,13 @@ mod tests {
         for range in ["bytes=0-", "bytes=-5", "bytes=0-99999999999", "bytes=0-1,4-5", "items=0-1,2-3"] {
             assert!(passes_range(range), "{range}");
         }
-        for range in
-            ["bytes=0-,0-", "bytes=0-1,-5", "bytes=0-4194304,0-1", "bytes=0-18446744073709551615,0-1"]
-        {
+        for range in [
+            "bytes=-0",
+            "bytes=0-,0-",
+            "bytes=0-1,-5",
+            "bytes=0-4194304,0-1",
+            "bytes=0-18446744073709551615,0-1",
+        ] {
             assert!(!passes_range(range), "{range}");
         }
         assert!(!passes_range(&format!("bytes={}0-1", "0-1,".repeat(32))));

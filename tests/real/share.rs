@@ -3,6 +3,7 @@
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 
+use a2mcp::xfer::path::RoutePath;
 use serde_json::{Value, json};
 
 use crate::parts::root;
@@ -96,6 +97,19 @@ impl Shared {
         self.ask("PUT", path, &[], body.as_ref()).status
     }
 
+    /// So many bytes of an unfinished upload are on the disk.
+    pub(crate) fn arrived(&self, path: &str) -> Option<u64> {
+        let (folder, name) = path.trim_start_matches('/').rsplit_once('/').unwrap_or(("", &path[1..]));
+        // It has its hidden name by where it really is.
+        let folder = self.root().join(folder).canonicalize().ok()?;
+        let real = Path::new("/xfer").join(folder.strip_prefix(self.root()).unwrap()).join(name);
+        let part = RoutePath::parse(real.to_str().unwrap()).unwrap().part("");
+        let end = part.names().last().unwrap().rsplit('-').next().unwrap().to_owned();
+        let entries = std::fs::read_dir(folder).unwrap().flatten();
+        let mut parts = entries.filter(|entry| entry.file_name().to_string_lossy().ends_with(&end));
+        Some(parts.next()?.metadata().ok()?.len())
+    }
+
     /// The length that `HEAD …?part` says.
     pub(crate) fn part(&self, path: &str) -> Option<u64> {
         let reply = self.ask("HEAD", &format!("{path}?part"), &[], b"");
@@ -122,10 +136,11 @@ impl Shared {
     pub(crate) fn cut_put(&self, path: &str, bytes: &[u8], length: u64) {
         let mut connection = self.begin_put(path, length);
         connection.write(bytes).unwrap();
-        eventually("the bytes' arrival", || (self.part(path)? == bytes.len() as u64).then_some(()));
+        eventually("the bytes' arrival", || (self.arrived(path)? == bytes.len() as u64).then_some(()));
         connection.socket().shutdown(std::net::Shutdown::Both).unwrap();
         eventually("the end of the upload", || {
-            (self.host.status()["share"]["cutUploads"] != 0).then_some(())
+            let asked = self.ask("HEAD", &format!("{path}?part"), &[], b"");
+            (asked.status != 409).then_some(())
         });
     }
 

@@ -69,7 +69,7 @@ fn an_upload_whose_dufs_dies_is_kept() {
         shared.write("f", "old");
         let mut connection = shared.begin_put("/f", 1000);
         connection.write(&[b'x'; 500]).unwrap();
-        eventually("the first half", || (shared.part("/f")? == 500).then_some(()));
+        eventually("the first half", || (shared.arrived("/f")? == 500).then_some(()));
         processes::kill(shared.dufs_pid(), Signal::KILL);
         eventually("its end", || (shared.get("/f").status == 502).then_some(()));
         let _ = connection.write(&[b'y'; 500]);
@@ -115,7 +115,7 @@ fn the_share_outlives_its_sidecar() {
         shared.cut_put("/sub/cut", b"0123", 8);
         let mut running = shared.begin_put("/sub/running", 1000);
         running.write(&[b'x'; 500]).unwrap();
-        eventually("the first half", || (shared.part("/sub/running")? == 500).then_some(()));
+        eventually("the first half", || (shared.arrived("/sub/running")? == 500).then_some(()));
         let (pid, before) = (shared.dufs_pid(), shared.status());
         for way in ["killed", "restarted"] {
             if way == "killed" {
@@ -188,7 +188,7 @@ fn what_the_shares_end_cuts_is_not_found() {
         }
         let mut upload = shared.begin_put("/f", 1000);
         upload.write(&[b'x'; 500]).unwrap();
-        eventually("the first half", || (shared.part("/f")? == 500).then_some(()));
+        eventually("the first half", || (shared.arrived("/f")? == 500).then_some(()));
         if way == "stop" {
             ok(&shared.client.call("xfer_stop", "{}"));
         }
@@ -413,7 +413,7 @@ fn a_restart_lets_transfers_end() {
     let mut shared = Shared::start("0.46.0");
     let mut upload = shared.begin_put("/f", 6);
     upload.write(b"abc").unwrap();
-    eventually("the first half", || (shared.part("/f")? == 3).then_some(()));
+    eventually("the first half", || (shared.arrived("/f")? == 3).then_some(()));
     let restart = std::thread::scope(|scope| {
         let restart = scope.spawn(|| shared.host.cli(&["restart", "--grace", "20"]));
         eventually("the draining", || (shared.host.status()["health"] == "restarting").then_some(()));

@@ -17,7 +17,7 @@ fn an_upload_makes_folders_and_replaces_in_one_step() {
         let before = std::fs::metadata(&file).unwrap().ino();
         let mut connection = shared.begin_put("/new/deep/er/f", 6);
         connection.write(b"two").unwrap();
-        eventually("the first half", || (shared.part("/new/deep/er/f")? == 3).then_some(()));
+        eventually("the first half", || (shared.arrived("/new/deep/er/f")? == 3).then_some(()));
         assert_eq!(shared.get("/new/deep/er/f").text(), "one", "the old one until all is there");
         connection.write(b"two").unwrap();
         assert_eq!(connection.read().unwrap().status, 201);
@@ -159,7 +159,22 @@ fn the_rest_comes_in_pieces_and_is_checked() {
         let reply = shared.ask("PATCH", "/d/f?part", &chunked, b"6\r\n6789AB\r\n0\r\n\r\n");
         assert_eq!(reply.status, 400, "{}", reply.text());
         assert_eq!(shared.part("/d/f"), Some(6));
-        assert_eq!(patch("10", b"6789"), 201);
+        // Nor is what came before it showed, be it the end of another file or of this one from elsewhere.
+        let from = |offset: &str, body: &[u8]| {
+            let headers = [&chunked[..], &[("X-Upload-Offset", offset)]].concat();
+            shared.ask("PATCH", "/d/f?part", &headers, body)
+        };
+        let reply = shared.ask("PATCH", "/d/f?part", &chunked, b"2\r\nAB\r\n6\r\n6789CD\r\n0\r\n\r\n");
+        assert_eq!(reply.status, 400, "{}", reply.text());
+        assert!(reply.text().contains("6 bytes are here"), "{}", reply.text());
+        assert_eq!((shared.part("/d/f"), shared.arrived("/d/f")), (Some(6), Some(6)));
+        for (offset, status) in [("4", 409), ("7", 409), ("x", 400), ("-6", 400), ("", 400)] {
+            let reply = from(offset, b"1\r\n6\r\n0\r\n\r\n");
+            assert_eq!(reply.status, status, "{offset}: {}", reply.text());
+        }
+        assert_eq!(from("6", b"1\r\n6\r\n0\r\n\r\n").status, 204);
+        assert_eq!(from("6", b"1\r\n6\r\n0\r\n\r\n").status, 409, "the same piece again");
+        assert_eq!(patch("10", b"789"), 201);
         assert_eq!(shared.read("d/f").unwrap(), b"0123456789");
         assert_eq!(patch("10", b""), 404, "there is nothing to continue any more");
         assert_eq!(shared.ask("PATCH", "/none/f?part", &chunked[..2], b"x").status, 404);
@@ -177,12 +192,65 @@ fn the_rest_comes_in_pieces_and_is_checked() {
 }
 
 #[test]
+fn an_upload_that_is_to_replace_only_what_its_sender_knows_replaces_nothing_else() {
+    for version in VERSIONS {
+        let shared = Shared::start(version);
+        shared.write("f", "old");
+        let reply = shared.get("/f");
+        let (tag, time) = (reply.header("etag").unwrap(), reply.header("last-modified").unwrap());
+        let put = |path: &str, name: &str, value: &str| shared.ask("PUT", path, &[(name, value)], b"new");
+        for (name, value) in [
+            ("If-Match", "\"another\""),
+            ("If-Unmodified-Since", "Thu, 01 Jan 1970 00:00:00 GMT"),
+            ("If-None-Match", "*"),
+            ("If-None-Match", tag),
+        ] {
+            let refused = put("/f", name, value);
+            assert_eq!(refused.status, 412, "{name}: {value}: {}", refused.text());
+            assert_eq!(shared.read("f").unwrap(), b"old");
+        }
+        for value in ["\"another\"", "*"] {
+            assert_eq!(put("/none/g", "If-Match", value).status, 412, "{value}");
+        }
+        assert_eq!(shared.read("none/g"), None);
+        assert_eq!(put("/new", "If-Unmodified-Since", time).status, 201, "there is nothing to lose");
+        assert_eq!(put("/f", "If-None-Match", "\"another\"").status, 201);
+        assert_eq!(put("/f", "If-Match", "*").status, 201);
+        let tag = shared.get("/f").header("etag").unwrap().to_owned();
+        assert_eq!(put("/f", "If-Match", &tag).status, 201);
+        assert_eq!(shared.read("f").unwrap(), b"new");
+    }
+}
+
+#[test]
+fn names_that_no_file_system_takes_leave_nothing_behind() {
+    let shared = Shared::start(VERSIONS[0]);
+    let (name, folder) = ("n".repeat(256), "d".repeat(200));
+    let long = vec![folder.as_str(); 21].join("/");
+    for path in [format!("/a/b/{name}"), format!("/a/{name}/f"), format!("/{long}/f")] {
+        let reply = shared.ask("PUT", &path, &[], b"x");
+        let text = reply.text();
+        assert!(
+            reply.status == 400 && (text.contains("longer than 255") || text.contains("too long")),
+            "{text}"
+        );
+    }
+    assert!(shared.names("").is_empty());
+    let path = format!("/a/{}", "n".repeat(255));
+    assert_eq!(shared.put(&path, "x"), 201);
+    assert_eq!(shared.get(&path).text(), "x");
+    // `?part` is not PUT's.
+    assert_eq!(shared.ask("PUT", "/q?part", &[], b"x").status, 403);
+    assert_eq!(shared.names(""), ["a"]);
+}
+
+#[test]
 fn one_name_is_uploaded_once_at_a_time() {
     for version in VERSIONS {
         let shared = Shared::start(version);
         let mut first = shared.begin_put("/a/f", 6);
         first.write(b"abc").unwrap();
-        eventually("the first half", || (shared.part("/a/f")? == 3).then_some(()));
+        eventually("the first half", || (shared.arrived("/a/f")? == 3).then_some(()));
         assert_eq!(shared.put("/a/f", "other"), 409);
         assert_eq!(shared.put("/a//%66", "other"), 409, "however it is written");
         let headers = [("X-Update-Range", "append"), ("X-Upload-Length", "6")];
@@ -204,8 +272,11 @@ fn one_file_is_uploaded_once_at_a_time_whichever_link_leads_to_it() {
         for (path, other) in [("/a/f", "/alias/f"), ("/alias/f", "/a/f")] {
             let mut first = shared.begin_put(path, 6);
             first.write(b"abc").unwrap();
-            eventually("the first half", || (shared.part(path)? == 3).then_some(()));
-            assert_eq!(shared.part(other), Some(3), "the same bytes");
+            eventually("the first half", || (shared.arrived(path)? == 3).then_some(()));
+            for path in [path, other] {
+                let asked = shared.ask("HEAD", &format!("{path}?part"), &[], b"");
+                assert_eq!(asked.status, 409, "it still grows");
+            }
             assert_eq!(shared.put(other, "other"), 409, "{other} while {path}");
             let headers = [("X-Update-Range", "append"), ("X-Upload-Length", "6")];
             assert_eq!(shared.ask("PATCH", &format!("{other}?part"), &headers, b"xyz").status, 409);
@@ -238,7 +309,7 @@ fn what_is_kept_in_a_renamed_folder_is_gone_with_the_share() {
         if how == "running" {
             let mut upload = shared.begin_put("/deep/d/f", 6);
             upload.write(b"abc").unwrap();
-            eventually("the first half", || (shared.part("/deep/d/f")? == 3).then_some(()));
+            eventually("the first half", || (shared.arrived("/deep/d/f")? == 3).then_some(()));
             rename();
             upload.write(b"def").unwrap();
             assert_eq!(upload.read().unwrap().status, 409);
@@ -287,7 +358,7 @@ fn a_link_swapped_in_meanwhile_leads_nowhere() {
         shared.write("d/f", "old");
         let mut connection = shared.begin_put("/d/f", 6);
         connection.write(b"abc").unwrap();
-        eventually("the first half", || (shared.part("/d/f")? == 3).then_some(()));
+        eventually("the first half", || (shared.arrived("/d/f")? == 3).then_some(()));
         std::fs::rename(shared.root().join("d"), shared.root().join("moved")).unwrap();
         symlink(shared.outside(), shared.root().join("d")).unwrap();
         connection.write(b"def").unwrap();
@@ -301,7 +372,7 @@ fn a_link_swapped_in_meanwhile_leads_nowhere() {
         for swap in ["link", "folder"] {
             let mut connection = shared.begin_put("/moved/f", 6);
             connection.write(b"abc").unwrap();
-            eventually("the first half", || (shared.part("/moved/f")? == 3).then_some(()));
+            eventually("the first half", || (shared.arrived("/moved/f")? == 3).then_some(()));
             let name = shared.root().join("moved/f");
             std::fs::remove_file(&name).unwrap();
             if swap == "link" {

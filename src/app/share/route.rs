@@ -77,11 +77,10 @@ impl Core {
 fn judge(share: &Share, method: &Method, uri: &hyper::Uri) -> Result<(Wish, RoutePath), Response<Body>> {
     let path =
         RoutePath::parse(uri.path()).map_err(|bad| words(StatusCode::BAD_REQUEST, &bad.to_string()))?;
-    let wish = rules::judge(method, uri.query()).map_err(|(status, why)| words(status, why))?;
     if path.is_hidden() {
         return Err(words(StatusCode::NOT_FOUND, "not found"));
     }
-    if share.terms.is_file && matches!(wish, Wish::Upload | Wish::Continue | Wish::NewFolder) {
+    if share.terms.is_file && matches!(method.as_str(), "PUT" | "PATCH" | "MKCOL") {
         let mut refused = words(
             StatusCode::METHOD_NOT_ALLOWED,
             "this share is one single file: it can be read only; to upload, share a directory",
@@ -89,6 +88,7 @@ fn judge(share: &Share, method: &Method, uri: &hyper::Uri) -> Result<(Wish, Rout
         refused.headers_mut().insert(ALLOW, HeaderValue::from_static(ALLOW_FILE));
         return Err(refused);
     }
+    let wish = rules::judge(method, uri.query()).map_err(|(status, why)| words(status, why))?;
     if wish == Wish::Upload && names_a_folder(uri.path()) {
         return Err(not_for_folders("a path that ends in '/' names a folder: give the file's name, too"));
     }
@@ -322,9 +322,13 @@ pub(super) fn misplaced(error: &PlaceError) -> Response<Body> {
             _ => StatusCode::INTERNAL_SERVER_ERROR,
         },
     };
-    match status {
-        StatusCode::METHOD_NOT_ALLOWED => not_for_folders(&error.to_string()),
-        _ => words(status, &error.to_string()),
+    match (error, status) {
+        (PlaceError::Io(error), StatusCode::FORBIDDEN) => {
+            words(status, &format!("the user that the bridge runs as may not do this here: {error}"))
+        }
+        (PlaceError::Io(error), _) => words(status, &format!("the file system refuses this: {error}")),
+        (error, StatusCode::METHOD_NOT_ALLOWED) => not_for_folders(&error.to_string()),
+        (error, _) => words(status, &error.to_string()),
     }
 }
 

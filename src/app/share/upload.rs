@@ -12,7 +12,10 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use hyper::body::{Body as _, Incoming};
-use hyper::header::{CONTENT_LENGTH, CONTENT_RANGE, HeaderMap, HeaderName, HeaderValue, IF_NONE_MATCH};
+use hyper::header::{
+    CONTENT_LENGTH, CONTENT_RANGE, HeaderMap, HeaderName, HeaderValue, IF_MATCH, IF_NONE_MATCH,
+    IF_UNMODIFIED_SINCE,
+};
 use hyper::{Method, Response, StatusCode};
 use tokio::sync::oneshot;
 
@@ -23,7 +26,7 @@ use crate::app::Core;
 use crate::http::Body;
 use crate::xfer::path::RoutePath;
 use crate::xfer::place::{Place, PlaceError};
-use crate::xfer::rules::{UPDATE_RANGE, UPLOAD_LENGTH};
+use crate::xfer::rules::{UPDATE_RANGE, UPLOAD_LENGTH, UPLOAD_OFFSET};
 use crate::xfer::upstream::{Sent, Upload, UploadEnd};
 
 /// A caller that sends nothing for so long is gone; what it sent is kept.
@@ -47,7 +50,7 @@ impl Uploading {
             return Err(share.gone());
         }
         if !share.uploading.borrow_mut().insert(path.clone()) {
-            return Err(words(StatusCode::CONFLICT, "this name is being uploaded by another request"));
+            return Err(words(StatusCode::CONFLICT, UNDER_WAY));
         }
         Ok(Self { core: core.clone(), share: share.clone(), path })
     }
@@ -96,6 +99,9 @@ impl Core {
             Ok(uploading) => uploading,
             Err(refused) => return refuse(body, refused),
         };
+        if let Some(refused) = share.unmet(&uploading.path, &headers).await {
+            return refuse(body, refused);
+        }
         let only_new = headers.get(IF_NONE_MATCH).is_some_and(|tag| tag.as_bytes() == b"*");
         let root = share.terms.path.clone();
         let begun = aside(move || {
@@ -145,6 +151,15 @@ impl Core {
             let text = "X-Upload-Length must say how many bytes the whole file has";
             return refuse(body, StatusCode::BAD_REQUEST, text);
         };
+        let offset =
+            match headers.get(UPLOAD_OFFSET).map(|_| text(&UPLOAD_OFFSET).and_then(|at| at.parse().ok())) {
+                None => None,
+                Some(Some(offset)) => Some(offset),
+                Some(None) => {
+                    let text = "X-Upload-Offset must say at which byte of the file the request begins";
+                    return refuse(body, StatusCode::BAD_REQUEST, text);
+                }
+            };
         let found = share.place(path, false).await;
         let begun = match found {
             Ok((place, path)) => Uploading::begin(self, &share, path).map(|uploading| (place, uploading)),
@@ -166,6 +181,11 @@ impl Core {
                 return misplaced(&error);
             }
         };
+        if let Some(offset) = offset.filter(|offset: &u64| *offset != from) {
+            let text =
+                format!("the request begins at byte {offset}, but {from} bytes are here: send what follows");
+            return refuse(body, StatusCode::CONFLICT, &text);
+        }
         let rest = total.checked_sub(from);
         if rest.is_none_or(|rest| body.size_hint().exact().is_some_and(|length| length > rest)) {
             let text = format!(
@@ -178,6 +198,8 @@ impl Core {
     }
 }
 
+const UNDER_WAY: &str =
+    "this name is being uploaded by another request, or one that was cut is still being written";
 const NO_PART: &str = "there is no cut upload of this name; PUT the whole file";
 
 /// Why there is no cut upload at a path that leads nowhere.
@@ -242,9 +264,7 @@ impl Uploading {
                 *response.status_mut() = StatusCode::NO_CONTENT;
                 response
             }
-            (Ok(status), UploadEnd::TooLong) if status.is_success() => {
-                words(StatusCode::BAD_REQUEST, "the request brought more than X-Upload-Length says")
-            }
+            (Ok(status), UploadEnd::TooLong) if status.is_success() => self.take_back(extent).await,
             (Ok(status), UploadEnd::Malformed) if status.is_success() => words(
                 StatusCode::BAD_REQUEST,
                 "the request's chunks are malformed; what came is kept, see ?part",
@@ -256,6 +276,37 @@ impl Uploading {
                 words(StatusCode::CONFLICT, "the folder of the upload was changed meanwhile")
             }
             (Ok(_), _) => self.not_written().await,
+        }
+    }
+
+    /// The rest was longer than it can be, so it does not belong where it was written: it began elsewhere,
+    /// or is another file's.
+    async fn take_back(&self, extent: Extent) -> Response<Body> {
+        let from = match extent {
+            Extent::All => 0,
+            Extent::Rest { from, .. } => from,
+        };
+        let (root, path, part) =
+            (self.share.terms.path.clone(), self.path.clone(), self.path.part(&self.share.terms.id));
+        let cut = aside(move || {
+            let place = Place::open(&root, &path, false)?;
+            place.cut_part(part.split().map(|(_, name)| name).unwrap_or_default(), from)
+        });
+        match cut.await {
+            Ok(()) => {
+                let text = format!(
+                    "the request brought more than X-Upload-Length leaves room for, so nothing of it was kept: \
+                     {from} bytes are here; ask for the size with HEAD and ?part, and send what follows"
+                );
+                words(StatusCode::BAD_REQUEST, &text)
+            }
+            Err(error) => {
+                // What is kept cannot be trusted.
+                tracing::warn!(%error, "an upload that was too long cannot be taken back");
+                self.keep(true).await;
+                let text = "the request brought more than X-Upload-Length says; PUT the whole file";
+                words(StatusCode::BAD_REQUEST, text)
+            }
         }
     }
 
@@ -310,7 +361,7 @@ impl Uploading {
         if is_full {
             return words(
                 StatusCode::INSUFFICIENT_STORAGE,
-                "the disk of the share is full; what came is kept",
+                "the disk of the share is full; what came is kept until the share ends, see ?part",
             );
         }
         let text = "the file server could not write the file; what came is kept, see ?part";
@@ -330,12 +381,38 @@ impl Share {
         .await
     }
 
+    /// The refusal when a condition of the caller on what is there now does not hold (RFC 9110, 13.1); the
+    /// file server judges them for reads only. `If-None-Match: *` is looked at when the upload begins.
+    async fn unmet(self: &Rc<Self>, path: &RoutePath, headers: &HeaderMap) -> Option<Response<Body>> {
+        let mut conditions = HeaderMap::new();
+        for name in [IF_MATCH, IF_UNMODIFIED_SINCE, IF_NONE_MATCH] {
+            let values = headers.get_all(&name).iter().filter(|value| value.as_bytes() != b"*");
+            conditions.extend(values.map(|value| (name.clone(), value.clone())));
+        }
+        let must_exist = headers.contains_key(IF_MATCH);
+        if conditions.is_empty() && !must_exist {
+            return None;
+        }
+        let looked = self.ask(Method::HEAD, &path.to_string(), conditions, Sent::Nothing).await;
+        let is_met = match looked.map(|reply| reply.status()) {
+            Ok(StatusCode::NOT_FOUND) => !must_exist,
+            Ok(StatusCode::PRECONDITION_FAILED | StatusCode::NOT_MODIFIED) => false,
+            Ok(_) => true,
+            Err(Broken) => return Some(self.gone()),
+        };
+        let text = "the file is not as the request's condition says: look at it again before you replace it";
+        (!is_met).then(|| words(StatusCode::PRECONDITION_FAILED, text))
+    }
+
     /// `HEAD …?part`.
     pub(super) async fn part_size(&self, path: RoutePath) -> Response<Body> {
         let (place, path) = match self.place(path, false).await {
             Ok(found) => found,
             Err(error) => return no_part(&error),
         };
+        if self.uploading.borrow().contains(&path) {
+            return words(StatusCode::CONFLICT, UNDER_WAY);
+        }
         let part = path.part(&self.terms.id);
         match aside(move || size_of(&place, &part)).await {
             Ok(Some(size)) => {
