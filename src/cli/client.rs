@@ -38,7 +38,7 @@ pub struct ClientArgs {
     /// How long to wait for everything together.
     #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u32).range(1..=86_400))]
     pub timeout: u32,
-    /// Print the result as JSON.
+    /// Print the result as JSON, or the error object that came in its place.
     #[arg(long)]
     pub json: bool,
 }
@@ -61,12 +61,12 @@ pub struct CallArgs {
 
 /// `a2mcp tools`: lists the tools; the exit code.
 pub async fn tools(endpoint: &Endpoint, args: &ClientArgs) -> u8 {
-    finish(list(endpoint, args).await)
+    finish(list(endpoint, args).await, args.json)
 }
 
 /// `a2mcp call`: calls one tool and prints its result; the exit code.
 pub async fn call(endpoint: &Endpoint, args: &CallArgs) -> u8 {
-    finish(run(endpoint, args).await)
+    finish(run(endpoint, args).await, args.client.json)
 }
 
 /// The exit code for `failure`. The only place that knows them.
@@ -75,7 +75,7 @@ pub fn exit_code(failure: &Failure) -> u8 {
         Failure::Refused { .. } => 1,
         Failure::Usage(_) => 2,
         Failure::Unreachable(_) => 3,
-        Failure::Unauthorized => 4,
+        Failure::Unauthorized | Failure::TokenReplaced => 4,
         Failure::TimedOut(_) => 5,
     }
 }
@@ -103,9 +103,15 @@ pub fn read_token(path: &Path) -> Result<Token, Failure> {
     })
 }
 
-fn finish(result: Result<u8, Failure>) -> u8 {
+fn finish(result: Result<u8, Failure>, json: bool) -> u8 {
     result.unwrap_or_else(|failure| {
         out::note(&failure.to_string());
+        if let Failure::Refused { error: Some(error), .. } = &failure
+            && json
+        {
+            // Failed it has anyway.
+            let _ = shown(out::print_foreign(error.get()));
+        }
         exit_code(&failure)
     })
 }
@@ -144,16 +150,19 @@ async fn run(endpoint: &Endpoint, args: &CallArgs) -> Result<u8, Failure> {
     let params = RawValue::from_string(format!(r#"{{"name":{name},"arguments":{}}}"#, arguments.get()))
         .map_err(|error| Failure::Usage(format!("the arguments must be JSON: {error}")))?;
     let result = request(endpoint, args.client.timeout, "tools/call", &params).await?;
-    let outcome: Outcome<'_> = serde_json::from_str(result.get())
-        .map_err(|_| Failure::Unreachable("no MCP endpoint: the result of the call has no content".into()))?;
-    let printed = if args.client.json {
-        out::print_foreign(result.get())
-    } else {
-        outcome
-            .content
+    let outcome: Option<Outcome<'_>> = serde_json::from_str(result.get()).ok();
+    let outcome = outcome.filter(|outcome| outcome.content.is_some() || outcome.structured.is_some());
+    let outcome = outcome.ok_or_else(|| {
+        Failure::Unreachable("no MCP endpoint: the result of the call has no content".into())
+    })?;
+    let blocks = outcome.content.unwrap_or_default();
+    let printed = match outcome.structured {
+        _ if args.client.json => out::print_foreign(result.get()),
+        Some(structured) if blocks.is_empty() => out::print_foreign(structured.get()),
+        _ => blocks
             .iter()
             .enumerate()
-            .try_for_each(|(at, block)| print_block(block, at + 1, args.out.as_deref()))
+            .try_for_each(|(at, block)| print_block(block, at + 1, args.out.as_deref())),
     };
     shown(printed).map(|code| if outcome.is_error { 1 } else { code })
 }
@@ -200,8 +209,10 @@ fn read_arguments(given: &str) -> Result<Box<RawValue>, Failure> {
 /// A `tools/call` result as far as it is printed.
 #[derive(Deserialize)]
 struct Outcome<'a> {
-    #[serde(borrow)]
-    content: Vec<Block<'a>>,
+    #[serde(borrow, default)]
+    content: Option<Vec<Block<'a>>>,
+    #[serde(borrow, rename = "structuredContent", default)]
+    structured: Option<&'a RawValue>,
     #[serde(rename = "isError", default)]
     is_error: bool,
 }

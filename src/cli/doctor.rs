@@ -258,11 +258,23 @@ fn sidecar(status: &Status) -> Vec<Finding> {
         ),
         "starting" => wrong(
             format!("{at} has no tool list yet"),
-            "wait for the host's main session; /a2mcp in the host says more",
+            match &status.host.server {
+                None => "wait for the host's main session; /a2mcp in the host says more",
+                Some(_) => {
+                    "wait for the wrapped server to list its tools; what it writes is in the terminal of `a2mcp wrap`"
+                }
+            },
         ),
         other => wrong(format!("{at} is {}", clean(other, 40)), "look again in a moment"),
     });
     findings.extend(status.host.server.as_ref().and_then(server));
+    let list_error = status.host.server.as_ref().and_then(|server| server.list_error.as_ref());
+    findings.extend(list_error.map(|error| {
+        wrong(
+            format!("the wrapped server's tools cannot be listed: {}", clean(error, 300)),
+            "mend the server and start `a2mcp wrap` anew, or `a2mcp restart`, which asks it again",
+        )
+    }));
     if status.version != crate::app::VERSION {
         findings.push(wrong(
             format!(

@@ -46,7 +46,8 @@ pub mod exit {
     about = "Serves a coding agent's live tools to remote agents as an MCP server"
 )]
 struct Cli {
-    /// The agent directory; default: the only one with a running sidecar, else the host's own.
+    /// The agent directory [default: the only one with a running sidecar, else ~/.omp/agent if it exists,
+    /// else ~/.a2mcp]
     #[arg(long, global = true, value_name = "DIR")]
     agent_dir: Option<PathBuf>,
     /// The process id of the sidecar, or of its host, when several run.
@@ -109,6 +110,10 @@ enum Uninstall {
 
 #[derive(clap::Args)]
 struct SidecarArgs {
+    /// The host's agent directory
+    // Stands in front of the option of all commands: this one has no default.
+    #[arg(long, value_name = "DIR")]
+    agent_dir: Option<PathBuf>,
     /// Only says whether a sidecar could start here.
     #[arg(long)]
     check: bool,
@@ -132,10 +137,25 @@ pub fn main() -> ExitCode {
     let given = cli.agent_dir.map(|root| AgentDir::new(root, &env));
     let target = Target { dir: given.clone(), pid: cli.pid };
     let done = match cli.command {
-        Command::Sidecar(args) => return sidecar(given, &args, &env),
+        Command::Sidecar(args) => {
+            let given = args.agent_dir.as_ref().map(|root| AgentDir::new(root, &env)).or(given);
+            return sidecar(given, &args, &env);
+        }
         Command::Keeper(args) => return keep(&args),
-        Command::Demo(args) => return demo(&args, &env),
-        Command::Wrap(args) => return wrap_server(&args, given, &env),
+        Command::Demo(args) => {
+            if given.is_some() || args.agent_dir.is_some() || cli.pid.is_some() || args.pid.is_some() {
+                out::note(
+                    "`demo` starts everything itself, in a directory that it makes and removes: without \
+                     --agent-dir and --pid; `a2mcp wrap` has a directory that stays",
+                );
+                return ExitCode::from(exit::USAGE);
+            }
+            return demo(&args, &env);
+        }
+        Command::Wrap(args) => {
+            let given = args.agent_dir.as_ref().map(|root| AgentDir::new(root, &env)).or(given);
+            return wrap_server(&args, given, &env);
+        }
         Command::Guard(args) => {
             let run = wrap::guard::run(&args);
             return ExitCode::from(run.unwrap_or_else(|error| {

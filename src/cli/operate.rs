@@ -160,9 +160,15 @@ pub async fn perform(command: Operate, target: Target, env: &Env) -> Result<u8, 
                 }
             };
             let file = port.map(|port| dir.stderr(port)).filter(|file| file.exists());
-            show_file(&file.unwrap_or_else(|| dir.start_stderr()), reading.follow).await
+            let file = file.unwrap_or_else(|| dir.start_stderr());
+            let way_out = "a bridge that once ran here has left it; name its directory with --agent-dir DIR";
+            show_file(&file, reading.follow, way_out).await
         }
-        Operate::Audit(reading) => show_file(target.agent_dir(env).await?.audit_file(), reading.follow).await,
+        Operate::Audit(reading) => {
+            let way_out = "no call was recorded there yet; or the bridge had another agent directory (--agent-dir \
+                           DIR) or another A2MCP_AUDIT: set that here too while it does not run";
+            show_file(target.files(env).await?.audit_file(), reading.follow, way_out).await
+        }
     }
 }
 
@@ -295,14 +301,21 @@ fn refused(error: &ConfigError) -> u8 {
     }
 }
 
-/// Prints a file and its older generation, and goes on with it if wanted.
-async fn show_file(path: &Path, follow: bool) -> Result<u8, String> {
+/// Prints a file and its older generation, and goes on with it if wanted. What to do when there is no
+/// such file is `way_out`.
+async fn show_file(path: &Path, follow: bool, way_out: &str) -> Result<u8, String> {
+    let unreadable = |error: std::io::Error| {
+        let way_out = match error.kind() {
+            std::io::ErrorKind::NotFound => format!("; {way_out}"),
+            _ => String::new(),
+        };
+        format!("cannot read {}: {error}{way_out}", path.display())
+    };
     let mut old = path.as_os_str().to_owned();
     old.push(".1");
     let mut text = std::fs::read(&old).unwrap_or_default();
-    let mut file =
-        std::fs::File::open(path).map_err(|error| format!("cannot read {}: {error}", path.display()))?;
-    file.read_to_end(&mut text).map_err(|error| format!("cannot read {}: {error}", path.display()))?;
+    let mut file = std::fs::File::open(path).map_err(unreadable)?;
+    file.read_to_end(&mut text).map_err(unreadable)?;
     let write = |text: &[u8]| {
         out::print_foreign(&String::from_utf8_lossy(text))
             .map_err(|error| format!("cannot write the output: {error}"))

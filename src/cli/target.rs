@@ -77,6 +77,24 @@ impl Target {
         self.dir_among(&running, env)
     }
 
+    /// As [`Target::agent_dir`], but with the files its sidecar uses also where the directory was named.
+    ///
+    /// # Errors
+    /// As [`Target::agent_dir`]; and when several sidecars of it use different files.
+    pub async fn files(&self, env: &Env) -> Result<AgentDir, String> {
+        let running = match (self.running().await, self.named()) {
+            (Ok(running), _) => running.answered,
+            (Err(_), Some(dir)) => return Ok(dir.clone()),
+            (Err(error), None) => return Err(error),
+        };
+        let Some((_, first)) = running.first() else { return self.dir_among(&[], env) };
+        let files = |status: &Status| (status.agent_dir.clone(), status.audit_file.clone());
+        if running.iter().any(|(_, status)| files(status) != files(first)) {
+            return Err(several(running.iter().map(|(_, status)| status)));
+        }
+        Ok(dir_of(first, env))
+    }
+
     /// The agent directory that is meant, when these sidecars run.
     ///
     /// # Errors

@@ -242,15 +242,18 @@ pub fn render(status: &Status) -> String {
         ),
     );
     if let Some(server) = &status.host.server {
-        let pid = server.pid.map(|pid| format!(" · pid {pid}")).unwrap_or_default();
+        let pid = server.pid.map(|pid| format!(" · guard pid {pid}")).unwrap_or_default();
+        let unlisted = server.list_error.as_ref();
+        let unlisted = unlisted.map(|error| format!(" · tools cannot be listed: {}", clean(error, 200)));
         let reason = server.reason.as_ref().map(|reason| format!(" · last end: {}", clean(reason, 200)));
         line(
             "server",
             format!(
-                "{}{pid} · {} restart(s) · {} stdout line(s) skipped{}",
+                "{}{pid} · {} restart(s) · {} stdout line(s) skipped{}{}",
                 clean(&server.state, 20),
                 server.restarts,
                 server.skipped_lines,
+                unlisted.unwrap_or_default(),
                 reason.unwrap_or_default()
             ),
         );

@@ -204,7 +204,7 @@ pub struct State {
 pub struct Server {
     /// `running`, `starting` or `failed`.
     pub state: String,
-    /// The process id of what was started; absent while nothing runs.
+    /// The process id of the guard around what was started; absent while nothing runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
     /// How often it was started again.
@@ -216,6 +216,9 @@ pub struct Server {
     /// Why it ended the last time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
+    /// Why its tools cannot be listed; absent when they can.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub list_error: Option<String>,
 }
 
 /// Where the switch on the host's own model requests stands (contract 8).

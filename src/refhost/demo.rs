@@ -41,6 +41,12 @@ pub struct DemoArgs {
     /// Print one line of JSON for machines
     #[arg(long)]
     pub json: bool,
+    /// Stand in front of the options of all commands, which have no meaning here.
+    #[arg(long, hide = true, value_name = "DIR")]
+    pub agent_dir: Option<PathBuf>,
+    /// As above.
+    #[arg(long, hide = true, value_name = "PID")]
+    pub pid: Option<u32>,
 }
 
 /// Why a demo did not run, or not to its proper end.

@@ -14,6 +14,7 @@ use tokio::io::AsyncReadExt as _;
 use tokio::process::{Child, ChildStderr, ChildStdin, ChildStdout};
 
 use super::config::Spec;
+use super::guard::CANNOT_RUN;
 use crate::app::lossy;
 use crate::process::{self, Identity};
 use crate::refhost::launch::Exit;
@@ -135,6 +136,10 @@ impl Stderr {
 
     fn show(line: &[u8]) {
         let line = String::from_utf8_lossy(line);
+        if line.starts_with(CANNOT_RUN) {
+            // The guard's, who says why nothing runs: that is part of the error, or of the word on its end.
+            return;
+        }
         lossy::foreign(format!("[server] {}\n", clean(line.trim_end(), MAX_SHOWN)));
     }
 

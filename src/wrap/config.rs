@@ -60,6 +60,7 @@ impl Spec {
     ) -> Result<Self, SpecError> {
         let usage = |text: &str| Err(SpecError::Usage(text.to_owned()));
         match (command.is_empty(), file) {
+            (false, None) if command[0].is_empty() => usage("the command behind `--` is empty"),
             (false, None) if server.is_none() => Ok(Self { command: command.to_vec(), ..Self::default() }),
             (false, None) => usage("--server names a server of a file: give --config FILE too"),
             (false, Some(_)) => {
@@ -176,6 +177,8 @@ mod tests {
         assert!(matches!(Spec::choose(&command, Some(file), Some("a")), Err(SpecError::Usage(_))));
         assert!(matches!(Spec::choose(&command, None, Some("a")), Err(SpecError::Usage(_))));
         assert!(matches!(Spec::choose(&[], None, None), Err(SpecError::Usage(_))));
+        let empty = [OsString::new(), OsString::from("x")];
+        assert!(matches!(Spec::choose(&empty, None, None), Err(SpecError::Usage(_))));
         assert_eq!(Spec::choose(&command, None, None).unwrap().command, command);
     }
 }

@@ -27,6 +27,8 @@ const GRACE: Duration = Duration::from_millis(1500);
 const LOOK: Duration = Duration::from_millis(20);
 /// The command cannot be run; as in a shell.
 pub const NOT_RUN: u8 = 127;
+/// How the only line begins that a guard itself writes, to the server's stderr.
+pub(super) const CANNOT_RUN: &str = "a2mcp: cannot run ";
 
 /// Arguments of `a2mcp guard`.
 #[derive(Debug, Clone, clap::Args)]

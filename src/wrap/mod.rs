@@ -52,10 +52,11 @@ const MAX_INSTRUCTIONS: usize = 64 << 10;
 
 /// Arguments of `a2mcp wrap`.
 #[derive(Debug, Clone, Default, clap::Args)]
-#[command(
-    after_help = "Config, token, log and audit are in ~/.a2mcp unless --agent-dir names another directory."
-)]
 pub struct WrapArgs {
+    /// Where config, token, log and audit are [default: ~/.a2mcp]
+    // Stands in front of the option of all commands, whose default is another one.
+    #[arg(long, value_name = "DIR")]
+    pub agent_dir: Option<PathBuf>,
     /// The port of the endpoint; by default what the config says, else the last one
     #[arg(long, value_name = "N")]
     pub port: Option<u16>,
@@ -192,7 +193,15 @@ async fn wrap(
         Ok(Err(reason)) if end.is_ok() => {
             // The error itself says that.
             let reason = reason.strip_prefix(NOT_STARTED).unwrap_or(&reason).to_owned();
-            Err(WrapError::Server { program, reason, stderr: wrapped.last_words() })
+            let said = wrapped.last_words();
+            Err(match said.strip_prefix(guard::CANNOT_RUN) {
+                Some(why) => {
+                    let why =
+                        why.strip_prefix(&*program).and_then(|why| why.strip_prefix(": ")).unwrap_or(why);
+                    WrapError::Server { program, reason: why.to_owned(), stderr: String::new() }
+                }
+                None => WrapError::Server { program, reason, stderr: said },
+            })
         }
         _ => end,
     }

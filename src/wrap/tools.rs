@@ -1,7 +1,9 @@
 //! The wrapped server as the shim sees it: its tools, and whatever else of MCP it offers. What is
-//! listed is what the server lists, and only that can be called.
+//! listed is what the server lists, and only that can be called. While it does not run, or fails to list
+//! its tools, its last list stands.
 
 use std::borrow::Cow;
+use std::collections::HashSet;
 use std::rc::Rc;
 
 use bytes::Bytes;
@@ -16,10 +18,20 @@ use crate::frame::raw::{RawObject, quote, string};
 use crate::mcp::call::NOT_EXPOSED;
 use crate::refhost::store::Outcome;
 use crate::refhost::tools::{Call, Pending, Request, Tools, error_outcome, text_result};
+use crate::text::clean;
 
 /// Most pages of a list, and bytes of them together.
 const MAX_PAGES: usize = 1000;
 const MAX_LIST: usize = 64 << 20;
+
+/// Why there is no list of tools; for people.
+#[derive(Debug, thiserror::Error)]
+enum Unlisted {
+    #[error("the server ended")]
+    Ended,
+    #[error("{0}")]
+    Failed(String),
+}
 
 /// See the module.
 pub(super) struct WrappedTools(pub(super) Rc<Wrapped>);
@@ -28,10 +40,20 @@ impl Tools for WrappedTools {
     fn list(&self) -> Pending<Result<Bytes, RpcError>> {
         let wrapped = self.0.clone();
         Box::pin(async move {
-            let failed = |message: String| RpcError { code: code::FAILED.into(), message };
-            let never = CancellationToken::new();
-            let (connection, info) = wrapped.running(&never).await.map_err(failed)?;
-            wrapped.list(&connection, &info).await.map_err(failed)
+            let last = || wrapped.listed.borrow().clone();
+            // Who asks now need not wait for a server that is started again: it tells of a change itself.
+            let is_starting = matches!(&*wrapped.phase.borrow(), Phase::Starting);
+            if let Some(last) = last().filter(|_| is_starting) {
+                return Ok(last);
+            }
+            let listed = match wrapped.running(&CancellationToken::new()).await {
+                Ok((connection, info)) => {
+                    wrapped.list(&connection, &info).await.map_err(|error| error.to_string())
+                }
+                Err(reason) => Err(reason),
+            };
+            // A sidecar that knows the last list passes calls on, and they are told why nothing runs.
+            listed.or_else(|message| last().ok_or(RpcError { code: code::FAILED.into(), message }))
         })
     }
 
@@ -58,7 +80,7 @@ impl Tools for WrappedTools {
                 let listed = wrapped.list(&connection, &info);
                 let listed = tokio::select! {
                     listed = listed => listed,
-                    () = call.cancelled.cancelled() => Err("cancelled".to_owned()),
+                    () = call.cancelled.cancelled() => Err(Unlisted::Failed("cancelled".to_owned())),
                 };
                 if let Err(error) = listed {
                     return text_result(&format!("the server's tools cannot be listed: {error}"), true);
@@ -154,10 +176,35 @@ impl Wrapped {
         }
     }
 
-    /// All pages of `tools/list` as one; remembers the names.
-    async fn list(&self, connection: &Rc<Connection>, info: &ServerInfo) -> Result<Bytes, String> {
+    /// All pages of `tools/list` as one; remembers them, or says in the status why there are none.
+    async fn list(&self, connection: &Rc<Connection>, info: &ServerInfo) -> Result<Bytes, Unlisted> {
+        let listed = self.list_pages(connection, info).await;
+        let list_error = match &listed {
+            Ok((list, names)) => {
+                *self.listed.borrow_mut() = Some(list.clone());
+                self.names.borrow_mut().clone_from(names);
+                None
+            }
+            // Its end says more.
+            Err(Unlisted::Ended) => return Err(Unlisted::Ended),
+            Err(Unlisted::Failed(error)) => {
+                let error = clean(error, 400).into_owned();
+                tracing::warn!("the server's tools cannot be listed: {error}");
+                Some(error)
+            }
+        };
+        self.tell(|status| status.list_error = list_error);
+        listed.map(|(list, _)| list)
+    }
+
+    async fn list_pages(
+        &self,
+        connection: &Rc<Connection>,
+        info: &ServerInfo,
+    ) -> Result<(Bytes, HashSet<String>), Unlisted> {
+        let failed = |error: &str| Unlisted::Failed(error.to_owned());
         let mut json = String::from(r#"{"tools":["#);
-        let mut names = std::collections::HashSet::new();
+        let mut names = HashSet::new();
         let mut cursor: Option<String> = None;
         let never = CancellationToken::new();
         for _ in 0..MAX_PAGES {
@@ -166,25 +213,26 @@ impl Wrapped {
             }
             let params = cursor.map_or("{}".to_owned(), |cursor| format!(r#"{{"cursor":{cursor}}}"#));
             let sent = connection.request("tools/list", [params.into()], None);
-            let sent = sent.map_err(|_| "the server has ended".to_owned())?;
+            let sent = sent.map_err(|_| Unlisted::Ended)?;
             let page = match sent.answer(&never).await {
                 Ok(Outcome::Result(page)) => page,
                 Ok(Outcome::Error(error)) => {
                     let error: Option<RpcError> = serde_json::from_slice(&error).ok();
-                    return Err(error.map_or("unreadable error".to_owned(), |error| error.message));
+                    return Err(error.map_or(failed("unreadable error"), |error| failed(&error.message)));
                 }
-                Err(_) => return Err("the server ended".to_owned()),
+                Err(_) => return Err(Unlisted::Ended),
             };
             let page = std::str::from_utf8(&page).ok().and_then(RawObject::parse);
-            let page = page.ok_or("its answer to tools/list is no object")?;
-            let tools = page.get("tools").ok_or("its answer to tools/list has no `tools`")?;
+            let page = page.ok_or_else(|| failed("its answer to tools/list is no object"))?;
+            let tools = page.get("tools");
+            let tools = tools.ok_or_else(|| failed("its answer to tools/list has no `tools`"))?;
             let tools: Vec<&RawValue> =
-                serde_json::from_str(tools.get()).map_err(|_| "its `tools` is no array".to_owned())?;
+                serde_json::from_str(tools.get()).map_err(|_| failed("its `tools` is no array"))?;
             for tool in tools {
                 let name = RawObject::parse(tool.get()).and_then(|tool| tool.get("name").and_then(string));
                 names.extend(name.map(Cow::into_owned));
                 if json.len() + tool.get().len() > MAX_LIST {
-                    return Err(format!("its list of tools is over {MAX_LIST} bytes"));
+                    return Err(failed(&format!("its list of tools is over {MAX_LIST} bytes")));
                 }
                 let comma = if json.ends_with('[') { "" } else { "," };
                 json.push_str(comma);
@@ -202,8 +250,7 @@ impl Wrapped {
             );
         }
         json.push_str("]}");
-        *self.names.borrow_mut() = names;
-        Ok(json.into())
+        Ok((json.into(), names))
     }
 
     /// What the next process must be told too.

@@ -126,7 +126,8 @@ pub(super) struct Wrapped {
     pub(super) serving: watch::Sender<bool>,
     shim: OnceCell<ShimHandle>,
     state: Rc<HostState>,
-    /// The tools it listed last.
+    /// The result of the last `tools/list` that succeeded, all pages, and the names in it.
+    pub(super) listed: RefCell<Option<Bytes>>,
     pub(super) names: RefCell<HashSet<String>>,
     /// The parameters of the last `logging/setLevel`.
     pub(super) level: RefCell<Option<Bytes>>,
@@ -149,6 +150,7 @@ impl Wrapped {
             serving: watch::Sender::new(false),
             shim: OnceCell::new(),
             state,
+            listed: RefCell::default(),
             names: RefCell::default(),
             level: RefCell::default(),
             subscriptions: RefCell::default(),
@@ -211,6 +213,7 @@ impl Wrapped {
             self.tell(|status| {
                 status.state = state.to_owned();
                 status.pid = None;
+                status.list_error = None;
                 status.restarts += 1;
                 status.reason = Some(end.reason.clone());
             });
@@ -365,7 +368,7 @@ impl Wrapped {
     }
 
     /// Changes the status and tells the sidecar.
-    fn tell(&self, change: impl FnOnce(&mut Server)) {
+    pub(super) fn tell(&self, change: impl FnOnce(&mut Server)) {
         change(&mut self.status.borrow_mut());
         self.state.set_server(self.status.borrow().clone());
     }

@@ -3,7 +3,7 @@
 //! One file per boundary or promise: `endpoint` (who may knock and in which order that is judged),
 //! `host_llm` (the switch on the host's model), `messages` (JSON-RPC shapes, ids, byte fidelity), `sessions`, `catalogue`, `calls`, `frames`
 //! (hostile ones), `life` (start, stop, death, ports), `audit`, `operate` (the command line), `load`
-//! (limits and crowds), `keeper` (what outlives a sidecar), `install`
+//! (limits and crowds), `calling` (`a2mcp call`), `keeper` (what outlives a sidecar), `install`
 //! (getting dufs and cloudflared), `files` (the tools around a share), `schema` (the fixtures of `ipc-schema/`),
 //! `shim` (the Rust shim against a scripted sidecar), `kills` and `kill_loop` (the sidecar dies at the
 //! worst moments: one execution, one result), `streams`, `progress`, `cancel`, `relay`, `replay` and
@@ -18,6 +18,7 @@
 mod support;
 
 mod audit;
+mod calling;
 mod calls;
 mod cancel;
 mod catalogue;

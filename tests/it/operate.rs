@@ -339,6 +339,27 @@ fn logs_and_audit_show_both_generations_and_outlive_the_sidecar() {
 }
 
 #[test]
+fn the_audit_is_found_where_the_running_sidecar_writes_it() {
+    let elsewhere = tempfile::tempdir().unwrap();
+    let file = elsewhere.path().join("records");
+    let mut host = Setup::default().env("A2MCP_AUDIT", file.to_str().unwrap()).start();
+    host.client().call("echo", r#"{"n":1}"#);
+    let (code, out, err) = host.cli(&["audit"]);
+    assert_eq!((code, out.lines().count()), (0, 2), "{out}{err}");
+    assert!(host.cli(&["logs"]).1.contains("serving"));
+    host.close_stdin();
+    host.wait();
+    let (code, out, err) = host.cli(&["audit"]);
+    assert_eq!((code, out.as_str()), (1, ""), "{err}");
+    assert!(
+        err.contains("cannot read ") && err.contains("A2MCP_AUDIT") && err.contains("--agent-dir"),
+        "{err}"
+    );
+    let (code, _, err) = host.cli(&["audit", "--pid", &u32::MAX.to_string()]);
+    assert!(code == 1 && err.contains("no sidecar has pid"), "{err}");
+}
+
+#[test]
 fn a_followed_audit_goes_on_across_a_rotation() {
     let host = Host::start();
     let mut client = host.client();

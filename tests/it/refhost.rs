@@ -283,6 +283,28 @@ fn a_demo_outlives_its_sidecar() {
 }
 
 #[test]
+fn a_demo_has_a_directory_of_its_own() {
+    let none = Default::default();
+    let elsewhere = tempfile::tempdir().unwrap();
+    for args in [&["demo"][..], &["--pid", "1", "demo"]] {
+        let dir = (args.len() == 1).then_some(elsewhere.path());
+        let (code, out, err) = crate::support::cli(args, dir, &none);
+        assert_eq!((code, out.as_str()), (2, ""), "{err}");
+        assert!(err.contains("in a directory that it makes and removes"), "{err}");
+    }
+    let (_, help, _) = crate::support::cli(&["demo", "--help"], None, &none);
+    assert!(!help.contains("--agent-dir") && !help.contains("--pid"), "{help}");
+    let (_, help, _) = crate::support::cli(&["sidecar", "--help"], None, &none);
+    assert!(help.contains("--agent-dir") && !help.contains("default:"), "{help}");
+    let (_, help, _) = crate::support::cli(&["status", "--help"], None, &none);
+    let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(
+        help.contains("with a running sidecar, else ~/.omp/agent if it exists, else ~/.a2mcp]"),
+        "{help}"
+    );
+}
+
+#[test]
 fn a_demo_for_people_names_everything_they_need() {
     let program = Program::start(&mut a2mcp(&["demo"]));
     let mut lines = Vec::new();

@@ -140,18 +140,44 @@ fn the_list_is_the_servers_over_all_its_pages_and_only_that_can_be_called() {
 fn an_empty_list_is_shown_and_a_failed_one_is_not() {
     let wrap = Wrap::start(&[]);
     let mut session = wrap.session();
-    let mut stream = session.listen();
+    let stream = session.listen();
     let all = names(&mut session);
     for (how, why) in [("failed", "no list today"), ("missing", "has no `tools`")] {
         assert_eq!(session.call_text("shed", &format!(r#"{{"how":"{how}"}}"#)), "shed");
-        eventually("the sidecar heard of it", || wrap.log().contains(why).then_some(()));
+        eventually("a word in the status", || {
+            let error = wrap.server()["listError"].clone();
+            error.as_str().is_some_and(|error| error.contains(why)).then_some(())
+        });
         assert_eq!(names(&mut session), all, "{how}");
     }
+    assert!(stream.is_silent_for(Duration::from_millis(50)), "nothing changed");
+    // Nor does it to a sidecar that never had a list.
+    wrap.restart();
+    let mut session = session.again();
+    assert_eq!(names(&mut session), all);
+    let mut stream = session.listen();
     assert!(stream.is_silent_for(Duration::from_millis(50)), "nothing changed");
     assert_eq!(session.call_text("shed", r#"{"how":"empty"}"#), "shed");
     stream.notification("notifications/tools/list_changed");
     assert_eq!(names(&mut session), ["xfer_share", "xfer_status", "xfer_stop"]);
     assert!(text(&session.call("echo", "{}")).contains("not exposed"));
+    assert_eq!(wrap.server().get("listError"), None);
+}
+
+#[test]
+fn that_the_tools_cannot_be_listed_is_said_with_the_reason() {
+    let wrap = Wrap::start(&["--list", "failed"]);
+    eventually("a word in the status", || (wrap.server()["listError"] == "no list today").then_some(()));
+    let run = |args: &[&str]| cli(args, Some(wrap.dir.path()), &Default::default());
+    let (code, screen, err) = run(&["status"]);
+    assert_eq!(code, 0, "{err}");
+    let guard = format!("running · guard pid {} · ", wrap.server()["pid"]);
+    assert!(screen.contains(&guard), "{screen}");
+    assert!(screen.contains("tools cannot be listed: no list today"), "{screen}");
+    let (code, out, err) = run(&["doctor"]);
+    assert_eq!(code, 1, "{err}");
+    assert!(out.contains("WRONG the wrapped server's tools cannot be listed: no list today"), "{out}");
+    assert!(!out.contains("main session") && out.contains("wait for the wrapped server to list"), "{out}");
 }
 
 #[test]
@@ -469,6 +495,7 @@ fn what_cannot_be_wrapped_is_said_with_what_it_wrote() {
         (&["--config", "/nowhere.json", "--server", "x"], 1, "/nowhere.json: No such file"),
         (&["--config", "x", "--", "cat"], 2, "not both"),
         (&["--pid", "1", "--", "cat"], 2, "--pid names a running sidecar"),
+        (&["--agent-dir", "x", "--", ""], 2, "the command behind `--` is empty"),
     ] {
         let (got, out, err) = run(args);
         assert_eq!((got, out.as_str()), (code, ""), "{args:?}: {err}");
@@ -486,14 +513,16 @@ fn what_cannot_be_wrapped_is_said_with_what_it_wrote() {
         err.contains("`no-such-program-anywhere` cannot be started") && err.contains("No such file"),
         "{err}"
     );
-    assert!(!err.contains("it cannot be started"), "once is enough: {err}");
+    assert_eq!(err.matches("No such file").count(), 1, "once is enough: {err}");
+    assert!(!err.contains("it cannot be started") && !err.contains("127"), "{err}");
     let file = dir.path().join("mcp.json");
     std::fs::write(&file, r#"{"mcpServers":{"s":{"command":"cat","cwd":"/no/such/place"}}}"#).unwrap();
     let output = wrapping(dir.path(), "{}", &["--server", "s", "--config"]).arg(&file).output().unwrap();
     let err = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(err.contains("`cat` cannot be started: its working directory /no/such/place (\"cwd\")"), "{err}");
     let (_, help, _) = run(&["--help"]);
-    assert!(help.contains("~/.a2mcp unless --agent-dir") && !help.contains("--pid"), "{help}");
+    assert!(help.contains("[default: ~/.a2mcp]") && !help.contains("--pid"), "{help}");
+    assert!(!help.contains("running sidecar"), "the default of other commands: {help}");
     let err = start(&["python3", script, "--exit-at-start", "3"]);
     assert!(err.contains("exit code 3") && err.contains("no database"), "{err}");
     assert!(!err.contains('\u{1b}'), "nothing of it drives a terminal: {err:?}");

@@ -227,8 +227,40 @@ fn a_server_that_dies_again_and_again_is_not_started_for_ever() {
     assert_eq!(wrap.noted("start").len(), 5);
     assert!(wrap.stderr().contains("cannot start: \\u{1b}[31mno database"), "{}", wrap.stderr());
     // The endpoint itself is well, and so is its list.
-    assert!(session.rpc("tools/list", "{}")["result"]["tools"].as_array().unwrap().len() > 20);
+    let listed = session.rpc("tools/list", "{}");
+    assert!(listed["result"]["tools"].as_array().unwrap().len() > 20);
     assert_eq!(session.rpc("ping", "{}")["result"], json!({}));
+    // And those of the next sidecar.
+    wrap.restart();
+    let begun = Instant::now();
+    let mut session = session.again();
+    assert_eq!(session.rpc("tools/list", "{}")["result"], listed["result"]);
+    let result = session.call("echo", "{}");
+    assert!(text(&result).contains("does not run: ") && text(&result).contains("exit code 3"), "{result}");
+    assert!(begun.elapsed() < Duration::from_secs(10), "nothing waits for a server that failed");
+    assert_eq!(wrap.status()["health"], "ready");
+}
+
+#[test]
+fn a_sidecar_that_is_started_while_the_server_is_has_its_last_list_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let slow = dir.path().join("slow");
+    let wrap = Wrap::start(&["--wait-while", slow.to_str().unwrap()]);
+    let mut session = wrap.session();
+    let listed = session.rpc("tools/list", "{}")["result"].clone();
+    std::fs::write(&slow, "").unwrap();
+    session.call("die", "{}");
+    wrap.until_noted("start", 2);
+    wrap.restart();
+    let mut session = session.again();
+    let begun = Instant::now();
+    assert_eq!(session.rpc("tools/list", "{}")["result"], listed);
+    assert!(begun.elapsed() < Duration::from_secs(10), "it waits for no server: {:?}", begun.elapsed());
+    assert_eq!(wrap.server()["state"], "starting");
+    // Calls do.
+    session.start_call("1", "grow", "{}");
+    std::fs::remove_file(&slow).unwrap();
+    assert_eq!(session.read().json()["result"]["content"][0]["text"], "grown_0");
 }
 
 /// C1: the sidecar's death, in the worst moment.

@@ -20,8 +20,10 @@ STEP = 0.05
 options = argparse.ArgumentParser()
 options.add_argument("--note")
 options.add_argument("--pages", type=int, default=1, help="pages of tools/list")
+options.add_argument("--list", help="answer tools/list like this from the start, see `shed`")
 options.add_argument("--exit-at-start", type=int, help="exit with this code instead of serving")
 options.add_argument("--exit-while", help="as above, as long as this file exists")
+options.add_argument("--wait-while", help="serve only once this file is gone")
 options.add_argument("--noise", action="store_true", help="write what is no message around each one")
 options.add_argument("--grandchild", action="store_true", help="leave processes in and out of the group")
 options.add_argument("--roots-at-start", action="store_true", help="ask for roots as soon as it may")
@@ -174,7 +176,7 @@ TOOLS = {
     "argv": schema(),
 }
 wanted_level = []
-listing = []
+listing = [options.list] if options.list else []
 poked, poke_done = threading.Event(), threading.Event()
 subscribed = set()
 
@@ -527,6 +529,8 @@ def main():
     if options.exit_at_start is not None and (options.exit_while is None or os.path.exists(options.exit_while)):
         print("cannot start: \x1b[31mno database\x1b[0m", file=sys.stderr, flush=True)
         sys.exit(options.exit_at_start)
+    while options.wait_while is not None and os.path.exists(options.wait_while):
+        time.sleep(0.01)
     if options.grandchild:
         inside = subprocess.Popen(["sleep", "987"])
         outside = subprocess.Popen(["sleep", "988"], start_new_session=True)

@@ -94,6 +94,14 @@ impl Wrap {
         identity(&self.status()["pid"])
     }
 
+    /// `a2mcp restart`, until the next sidecar answers.
+    pub fn restart(&self) {
+        let last = self.status()["pid"].clone();
+        let (code, _, err) = cli(&["restart"], Some(self.dir.path()), &Default::default());
+        assert_eq!(code, 0, "{err}");
+        eventually("the next sidecar", || (self.status()["pid"] != last).then_some(()));
+    }
+
     /// The guard of the server that runs now.
     pub fn guard(&self) -> Identity {
         eventually("a running server", || {

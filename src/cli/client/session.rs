@@ -6,7 +6,7 @@
 
 use std::borrow::Cow;
 use std::fmt;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http_body_util::{BodyExt as _, Full, Limited};
@@ -31,6 +31,11 @@ const ANSWER_BYTES: usize = 256 * 1024 * 1024;
 const REFUSAL_BYTES: usize = 64 * 1024;
 /// How often a broken stream is resumed without a single event in between.
 const RESUMES: u32 = 20;
+/// For so long nobody may listen before a broken stream is given up. Whoever restarts a sidecar holds
+/// its port meanwhile, or has it again sooner.
+const REFUSED: Duration = Duration::from_secs(4);
+/// How often that is tried, if the bridge asked for longer pauses.
+const REFUSED_RETRY: Duration = Duration::from_secs(1);
 /// What to do when the outcome of a call is not known.
 const AGAIN: &str =
     "run the same command again soon: a call that still runs, or has just ended, is not run twice";
@@ -53,6 +58,12 @@ pub enum Failure {
         "unauthorized: the token is wrong, or was rotated; `a2mcp token` on the bridge's machine prints it"
     )]
     Unauthorized,
+    /// 401 for the rest of an answer.
+    #[error(
+        "unauthorized: the token was replaced after the call had been sent, and the call may have been cancelled; \
+         `a2mcp token` on the bridge's machine prints the new one"
+    )]
+    TokenReplaced,
     /// The deadline passed.
     #[error("time-out after {} s; a call may still be running: {AGAIN}", .0.as_secs_f32())]
     TimedOut(Duration),
@@ -63,6 +74,8 @@ pub enum Failure {
         code: i64,
         /// In its words.
         message: String,
+        /// The JSON-RPC error as it came, if one did.
+        error: Option<Box<RawValue>>,
     },
 }
 
@@ -112,6 +125,26 @@ impl Endpoint {
     }
 }
 
+impl Endpoint {
+    /// As people write it.
+    fn address(&self) -> String {
+        text::clean(&String::from_utf8_lossy(self.authority.as_bytes()), 120).into_owned()
+    }
+
+    fn unreachable(&self, error: &std::io::Error) -> Failure {
+        Failure::Unreachable(format!("cannot reach {}: {error}; is the host running?", self.address()))
+    }
+
+    /// As [`Endpoint::unreachable`], when a call had been sent.
+    fn gone(&self, error: &std::io::Error) -> Failure {
+        Failure::Unreachable(format!(
+            "the connection was lost, and nobody listens at {} any more ({error}): the host, it seems, has ended; \
+             what became of the call is not known here, `a2mcp audit` on the bridge's machine may say it",
+            self.address()
+        ))
+    }
+}
+
 /// A session; [`Session::close`] it when it is no longer needed.
 pub(super) struct Session<'a> {
     endpoint: &'a Endpoint,
@@ -125,6 +158,8 @@ pub(super) struct Session<'a> {
 /// What may go wrong inside; a lost session is begun again once.
 enum Trouble {
     SessionLost,
+    /// Nobody listens.
+    Closed(std::io::Error),
     Failed(Failure),
 }
 
@@ -153,6 +188,7 @@ impl<'a> Session<'a> {
             match self.exchange(method, params).await {
                 Ok(result) => return Ok(result),
                 Err(Trouble::Failed(failure)) => return Err(failure),
+                Err(Trouble::Closed(error)) => return Err(self.endpoint.unreachable(&error)),
                 Err(Trouble::SessionLost) => (self.id, self.version) = (None, None),
             }
         }
@@ -175,6 +211,7 @@ impl<'a> Session<'a> {
         let result = match self.exchange("initialize", &params).await {
             Ok(result) => result,
             Err(Trouble::Failed(failure)) => return Err(failure),
+            Err(Trouble::Closed(error)) => return Err(self.endpoint.unreachable(&error)),
             Err(Trouble::SessionLost) => {
                 return Err(Failure::Unreachable("no MCP endpoint at this URL".into()));
             }
@@ -190,6 +227,7 @@ impl<'a> Session<'a> {
         match self.post(initialized.into()).await {
             Ok(_) => Ok(()),
             Err(Trouble::Failed(failure)) => Err(failure),
+            Err(Trouble::Closed(error)) => Err(self.endpoint.unreachable(&error)),
             Err(Trouble::SessionLost) => {
                 Err(Failure::Unreachable("the bridge forgot the session at once".into()))
             }
@@ -259,21 +297,34 @@ impl<'a> Session<'a> {
                 }
             }
             let Some(last) = &last_id else { return Err(lost("the stream ended").into()) };
+            let mut refused_since = None;
             response = loop {
                 fruitless += 1;
                 if fruitless > RESUMES {
                     return Err(lost("the stream cannot be resumed").into());
                 }
-                tokio::time::sleep(retry).await;
+                let pause = if refused_since.is_some() { retry.min(REFUSED_RETRY) } else { retry };
+                tokio::time::sleep(pause).await;
                 match self.resume(last).await {
                     Ok(response) => break response,
+                    Err(Trouble::Closed(error)) => {
+                        // That costs nothing: only its time is limited.
+                        fruitless -= 1;
+                        let since = *refused_since.get_or_insert_with(Instant::now);
+                        if since.elapsed() >= REFUSED {
+                            return Err(self.endpoint.gone(&error).into());
+                        }
+                        continue;
+                    }
                     Err(Trouble::Failed(Failure::Unreachable(_))) => {}
                     Err(Trouble::SessionLost) => return Err(lost("the session ended during the call").into()),
                     Err(Trouble::Failed(Failure::Refused { message, .. })) => {
                         return Err(lost(&message).into());
                     }
+                    Err(Trouble::Failed(Failure::Unauthorized)) => return Err(Failure::TokenReplaced.into()),
                     Err(failed) => return Err(failed),
                 }
+                refused_since = None;
             };
         }
     }
@@ -301,13 +352,11 @@ impl<'a> Session<'a> {
         headers: &[(HeaderName, HeaderValue)],
     ) -> Result<Response<Incoming>, Trouble> {
         let Endpoint { host, port, authority, path, authorization } = self.endpoint;
-        let unreachable = |error: std::io::Error| {
-            Failure::Unreachable(format!(
-                "cannot reach {}:{port}: {error}; is the host running?",
-                text::clean(host, 100)
-            ))
-        };
-        let stream = TcpStream::connect((host.as_str(), *port)).await.map_err(unreachable)?;
+        let stream =
+            TcpStream::connect((host.as_str(), *port)).await.map_err(|error| match error.kind() {
+                std::io::ErrorKind::ConnectionRefused => Trouble::Closed(error),
+                _ => self.endpoint.unreachable(&error).into(),
+            })?;
         let _ = stream.set_nodelay(true);
         let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
             .await
@@ -342,7 +391,8 @@ impl<'a> Session<'a> {
             _ => None,
         };
         let body = body.map(|body| body.to_bytes()).unwrap_or_default();
-        let said = serde_json::from_slice::<Message>(&body).ok().and_then(|message| message.error);
+        let error = serde_json::from_slice::<Message>(&body).ok().and_then(|message| message.error);
+        let said = error.and_then(|error| serde_json::from_str::<RpcError>(error.get()).ok());
         let message = said.map_or_else(
             || status.canonical_reason().unwrap_or("unknown status").to_owned(),
             |error| error.message.0,
@@ -351,7 +401,7 @@ impl<'a> Session<'a> {
         match status {
             StatusCode::NOT_FOUND if self.id.is_some() => Trouble::SessionLost,
             StatusCode::BAD_REQUEST | StatusCode::PAYLOAD_TOO_LARGE => {
-                Failure::Refused { code, message }.into()
+                Failure::Refused { code, message, error: error.map(ToOwned::to_owned) }.into()
             }
             _ => Failure::Unreachable(format!("HTTP {code}: {}", text::clean(&message, 300))).into(),
         }
@@ -369,8 +419,8 @@ struct Message<'a> {
     params: Option<&'a RawValue>,
     #[serde(borrow, default)]
     result: Option<&'a RawValue>,
-    #[serde(default)]
-    error: Option<RpcError>,
+    #[serde(borrow, default)]
+    error: Option<&'a RawValue>,
 }
 
 #[derive(serde::Deserialize)]
@@ -381,14 +431,16 @@ struct RpcError {
 
 /// The outcome in `text` if it answers request `id`.
 fn result_of(text: &str, id: u64) -> Option<Result<Box<RawValue>, Failure>> {
-    let Ok(message) = serde_json::from_str::<Message<'_>>(text) else {
-        return Some(Err(Failure::Unreachable("no MCP endpoint: the answer is not JSON-RPC".into())));
-    };
+    let no_rpc = || Some(Err(Failure::Unreachable("no MCP endpoint: the answer is not JSON-RPC".into())));
+    let Ok(message) = serde_json::from_str::<Message<'_>>(text) else { return no_rpc() };
     if message.method.is_some() {
         return None;
     }
-    if let Some(RpcError { code, message: Lossy(text) }) = message.error {
-        return Some(Err(Failure::Refused { code, message: text }));
+    if let Some(error) = message.error {
+        let Ok(RpcError { code, message: Lossy(text) }) = serde_json::from_str(error.get()) else {
+            return no_rpc();
+        };
+        return Some(Err(Failure::Refused { code, message: text, error: Some(error.to_owned()) }));
     }
     let ours = message.id.is_some_and(|found| found.get() == id.to_string());
     ours.then(|| Ok(message.result.map_or_else(|| raw(&json!(null)), ToOwned::to_owned)))

@@ -28,6 +28,10 @@ struct Seen {
     deletes: usize,
     initializes: usize,
     resumed_with: Vec<String>,
+    /// Every request is answered with 401 from now on.
+    is_rotated: bool,
+    /// Nobody listens from now on.
+    is_gone: bool,
 }
 
 /// Serves until the test process ends; one request per connection, as raw bytes, so that a reply can
@@ -39,11 +43,17 @@ fn bridge() -> (String, Arc<Mutex<Seen>>) {
     let shared = seen.clone();
     std::thread::spawn(move || {
         for stream in listener.incoming() {
+            if shared.lock().unwrap().is_gone {
+                return;
+            }
             let (stream, seen) = (stream.unwrap(), shared.clone());
+            let address = listener.local_addr().unwrap();
             std::thread::spawn(move || {
                 let mut stream = stream;
                 if let Some(asked) = read(&stream) {
                     let reply = reply(&asked, &seen);
+                    let is_gone = seen.lock().unwrap().is_gone;
+                    while is_gone && std::net::TcpStream::connect(address).is_ok() {}
                     let _ = stream.write_all(reply.as_bytes());
                     if reply.is_empty() {
                         // Never answers: until the client gives up.
@@ -94,7 +104,7 @@ fn text(id: &Value, text: &str, is_error: bool) -> String {
 fn reply(asked: &Asked, seen: &Mutex<Seen>) -> String {
     let mut seen = seen.lock().unwrap();
     let header = |name: &str| asked.headers.get(name).map_or("", String::as_str);
-    if header("authorization") != format!("Bearer {TOKEN}") {
+    if header("authorization") != format!("Bearer {TOKEN}") || seen.is_rotated {
         return http(
             "401 Unauthorized",
             "application/json",
@@ -152,8 +162,18 @@ fn reply(asked: &Asked, seen: &Mutex<Seen>) -> String {
             match asked.body["params"]["name"].as_str().unwrap() {
                 "json" => http("200 OK", "application/json; charset=utf-8", &text(id, "plain", false)),
                 "fail" => http("200 OK", "application/json", &text(id, "went wrong", true)),
+                name @ ("vanish" | "rotate") => {
+                    (seen.is_gone, seen.is_rotated) = (name == "vanish", name == "rotate");
+                    stream("id: c-0\nretry: 1\ndata:\n\n")
+                }
+                "structured" => {
+                    let result = json!({"content": [], "structuredContent": {"answer": 42}});
+                    let body = json!({"jsonrpc": "2.0", "id": id, "result": result}).to_string();
+                    http("200 OK", "application/json", &body)
+                }
                 "refuse" => {
-                    let error = json!({"jsonrpc": "2.0", "id": id, "error": {"code": -32000, "message": "host not ready"}});
+                    let error = json!({"code": -32000, "message": "host not ready", "data": {"why": [1, 2]}});
+                    let error = json!({"jsonrpc": "2.0", "id": id, "error": error});
                     http("200 OK", "application/json", &error.to_string())
                 }
                 "sse" => {
@@ -268,6 +288,49 @@ fn a_tool_error_and_a_bridge_error_exit_with_1() {
     assert_eq!((code(&url, "fail"), code(&url, "refuse")), (1, 1));
     assert_eq!(python_call(&url, "fail"), (1, "went wrong\n".into()));
     assert_eq!(python_call(&url, "refuse"), (1, String::new()));
+    let said = python(&url, TOKEN, &["--json", "call", "refuse"]);
+    assert_eq!(said.status.code(), Some(1));
+    let error: Value = serde_json::from_slice(&said.stdout).unwrap();
+    assert_eq!(error, json!({"code": -32000, "message": "host not ready", "data": {"why": [1, 2]}}));
+}
+
+#[test]
+fn a_result_without_blocks_is_its_structured_content() {
+    let (url, _) = bridge();
+    assert_eq!(code(&url, "structured"), 0);
+    assert_eq!(python_call(&url, "structured"), (0, "{\"answer\": 42}\n".into()));
+}
+
+#[test]
+fn a_bridge_that_is_gone_is_given_up_soon_and_with_its_address() {
+    let begun = std::time::Instant::now();
+    let (url, seen) = bridge();
+    let failure = run(super::run(&endpoint(&url), &call_args("vanish", "{}", 60))).unwrap_err();
+    let address = url.strip_prefix("http://").unwrap().strip_suffix("/mcp").unwrap();
+    let said = failure.to_string();
+    assert!(said.contains(&format!("nobody listens at {address} any more")), "{said}");
+    assert!(said.contains("refused") && !said.contains("run the same command again"), "{said}");
+    assert_eq!((exit_code(&failure), seen.lock().unwrap().calls.len()), (3, 1));
+    let (url, _) = bridge();
+    let output = python(&url, TOKEN, &["call", "vanish"]);
+    assert_eq!(output.status.code(), Some(3));
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(said.contains(&format!("nobody listens at {url} any more")), "{said}");
+    assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
+}
+
+#[test]
+fn a_token_that_is_replaced_during_a_call_is_said() {
+    let (url, _) = bridge();
+    let failure = run(super::run(&endpoint(&url), &call_args("rotate", "{}", 20))).unwrap_err();
+    let said = failure.to_string();
+    assert!(said.contains("unauthorized: the token was replaced") && said.contains("cancelled"), "{said}");
+    assert_eq!(exit_code(&failure), 4);
+    let (url, _) = bridge();
+    let output = python(&url, TOKEN, &["call", "rotate"]);
+    assert_eq!(output.status.code(), Some(4));
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(said.contains("unauthorized: the token was replaced") && said.contains("cancelled"), "{said}");
 }
 
 #[test]

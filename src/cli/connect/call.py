@@ -30,12 +30,19 @@ PROTOCOL = "2025-11-25"
 # Control characters (except tab and line feed) and bidi controls, which could drive a terminal.
 UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u206f]")
 AGAIN = "run the same command again soon: a call that still runs, or has just ended, is not run twice"
+# For so many seconds nobody may listen before a broken stream is given up.
+REFUSED = 4.0
 
 
 class Failure(Exception):
-    def __init__(self, code, text):
+    def __init__(self, code, text, error=None):
         super().__init__(text)
         self.code = code
+        self.error = error  # the JSON-RPC error as it came
+
+
+class Closed(Failure):
+    """Nobody listens."""
 
 
 class SessionLost(Exception):
@@ -97,7 +104,7 @@ class Bridge:
         answer = self._answer(response, self.next_id)
         if "error" in answer:
             error = answer["error"] if isinstance(answer["error"], dict) else {}
-            raise Failure(IS_ERROR, "%s (%s)" % (error.get("message"), error.get("code")))
+            raise Failure(IS_ERROR, "%s (%s)" % (error.get("message"), error.get("code")), answer["error"])
         return answer.get("result")
 
     def _post(self, message):
@@ -118,7 +125,9 @@ class Bridge:
         except urllib.error.HTTPError as error:
             raise self._refusal(error)
         except OSError as error:  # URLError, resets, refusals, DNS
-            raise Failure(UNREACHABLE, "cannot reach the bridge: %s" % getattr(error, "reason", error))
+            reason = getattr(error, "reason", error)
+            kind = Closed if isinstance(reason, ConnectionRefusedError) else Failure
+            raise kind(UNREACHABLE, "cannot reach the bridge: %s" % reason)
         except Exception as error:  # http.client's: the other side closed, or speaks no HTTP
             raise Failure(UNREACHABLE, "the connection was lost (%s); %s" % (type(error).__name__, AGAIN))
 
@@ -126,13 +135,14 @@ class Bridge:
         if error.code == 401:
             return Failure(UNAUTHORIZED, "unauthorized: the token is wrong, or was rotated")
         try:
-            text = json.loads(error.read(65536).decode("utf-8", "replace"))["error"]["message"]
+            said = json.loads(error.read(65536).decode("utf-8", "replace"))["error"]
+            text = said["message"]
         except Exception:
-            text = error.reason
+            said, text = None, error.reason
         if error.code == 404 and self.session is not None:
             return SessionLost()
         if error.code in (400, 413):
-            return Failure(IS_ERROR, "%s (HTTP %d)" % (text, error.code))
+            return Failure(IS_ERROR, "%s (HTTP %d)" % (text, error.code), said)
         return Failure(UNREACHABLE, "HTTP %d: %s" % (error.code, text))
 
     def _answer(self, response, wanted):
@@ -169,15 +179,23 @@ class Bridge:
             response = self._resume(last_id, retry)
 
     def _resume(self, last_id, retry):
-        failures = 0
+        failures, refused_since = 0, None
         while True:
-            time.sleep(retry)
+            time.sleep(retry if refused_since is None else min(retry, 1.0))
             try:
                 return self._open("GET", None, {"Accept": "text/event-stream", "Last-Event-ID": last_id})
             except SessionLost:
                 raise Failure(UNREACHABLE, "the session ended during the call; " + AGAIN)
+            except Closed as failure:
+                refused_since = refused_since or time.monotonic()
+                if time.monotonic() - refused_since >= REFUSED:
+                    lost = "the connection was lost, and nobody listens at %s any more: the host, it seems, has ended"
+                    raise Failure(UNREACHABLE, (lost + " (%s)") % (self.url, failure))
             except Failure as failure:
-                failures += 1
+                failures, refused_since = failures + 1, None
+                if failure.code == UNAUTHORIZED:
+                    replaced = "unauthorized: the token was replaced after the call had been sent"
+                    raise Failure(UNAUTHORIZED, replaced + ", and the call may have been cancelled")
                 if failure.code == IS_ERROR:  # it no longer knows the stream
                     raise Failure(UNREACHABLE, "the stream cannot be resumed (%s); %s" % (failure, AGAIN))
                 if failure.code != UNREACHABLE or failures == 20:
@@ -292,6 +310,8 @@ def run_call(bridge, options):
         show(json.dumps(result))
     else:
         blocks = result.get("content")
+        if not blocks and result.get("structuredContent") is not None:
+            show(json.dumps(result["structuredContent"]))
         for number, block in enumerate(blocks if isinstance(blocks, list) else [], 1):
             if isinstance(block, dict):
                 show_block(block, number, options.out)
@@ -344,7 +364,7 @@ def parse_options():
     parser.add_argument("--url", default=os.environ.get("A2MCP_URL"), help="the bridge (default: A2MCP_URL)")
     parser.add_argument("--token-file", metavar="FILE", help="a file with the token (default: A2MCP_TOKEN)")
     parser.add_argument("--timeout", type=float, default=600, metavar="SECONDS", help="for everything (600)")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    parser.add_argument("--json", action="store_true", help="print the result (or the error) as JSON")
     verbs = parser.add_subparsers(dest="verb", metavar="list|call")
     verbs.add_parser("list", help="list the tools")
     call = verbs.add_parser("call", help="call a tool")
@@ -373,6 +393,7 @@ def give_up(seconds):
 def main():
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(encoding="utf-8", errors="replace")
+    options = None
     try:
         options = parse_options()
         token = read_token(options.token_file)
@@ -389,6 +410,8 @@ def main():
         return code
     except Failure as failure:
         complain(failure)
+        if options is not None and options.json and failure.error is not None:
+            show(json.dumps(failure.error))
         return failure.code
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
