@@ -39,6 +39,7 @@
 //! | [`outbound`] | a request to a server elsewhere, TLS and proxy included | follow redirects, keep time |
 //! | [`state`] | the state file and the remembered port | decide what to keep |
 //! | [`process`] | spawning, identity (pid and start time), death signals; the only spawner | know what it spawns |
+//! | [`confine`] | giving up the rights to all files but those of a share (Landlock), then becoming the file server | decide what is confined |
 //! | [`rundir`] | the private directory of the local sockets | say anything on them |
 //! | [`supervise`] | when a child that died is started again (pure) | start it |
 //! | [`signals`] | waiting for signals | decide what one means |
@@ -53,6 +54,7 @@ pub mod app;
 pub mod audit;
 pub mod cli;
 pub mod config;
+pub mod confine;
 pub mod control;
 mod crash;
 pub mod frame;

@@ -129,6 +129,16 @@ pub fn detach_from_terminal() {
     let _ = rustix::process::setsid();
 }
 
+/// Where a limit on the size of files (`ulimit -f`) is set, writing beyond it is an error from now on, here
+/// and in what is spawned from here, and no longer the end of the process.
+#[allow(unsafe_code)]
+pub fn outlive_large_files() {
+    // SAFETY: no handler is installed; to ignore a signal touches nothing of this process.
+    unsafe {
+        libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
+    }
+}
+
 /// Lets a spawned child die with the thread that spawned it (the trap of a pool thread: only call
 /// this from a thread that lives as long as the process) and gives it a process group of its own.
 ///
@@ -259,6 +269,18 @@ fn this_build() -> tokio::process::Command {
     };
     command.arg0(own_binary());
     command
+}
+
+/// The build that runs here, as another process finds it for as long as this one lives.
+pub fn this_build_from_elsewhere() -> PathBuf {
+    let running = PathBuf::from(format!("/proc/{}/exe", std::process::id()));
+    if running.exists() { running } else { own_binary() }
+}
+
+/// Becomes the program, with the id and the parent this process has; why not, when it returns.
+pub fn become_program(command: &mut std::process::Command) -> io::Error {
+    use std::os::unix::process::CommandExt as _;
+    command.exec()
 }
 
 /// Makes a just started companion independent of who started it: a session of its own, no

@@ -59,6 +59,7 @@ const FLUSH_TIME: Duration = Duration::from_millis(500);
 /// `a2mcp sidecar`: runs until the host, the operator or a signal ends it.
 pub fn run(dir: AgentDir, env: &Env) -> ExitCode {
     process::detach_from_terminal();
+    process::outlive_large_files();
     process::raise_open_files();
     log::start();
     let runtime =

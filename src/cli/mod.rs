@@ -24,7 +24,7 @@ use target::Target;
 use crate::app::{life, log, lossy};
 use crate::config::{AgentDir, Env, store};
 use crate::install::Tool;
-use crate::{keeper, process, refhost, wrap};
+use crate::{confine, keeper, process, refhost, wrap};
 
 /// How long the last lines of `wrap` may take when nobody reads them.
 const LAST_LINES: Duration = Duration::from_millis(200);
@@ -68,6 +68,9 @@ enum Command {
     /// What stands between a wrapped server and its host.
     #[command(hide = true)]
     Guard(wrap::guard::GuardArgs),
+    /// What becomes the file server, once it may touch nothing but the share.
+    #[command(hide = true)]
+    Confine(confine::ConfineArgs),
     /// The demo's host: plays the shim's part in a process of its own.
     #[command(hide = true)]
     ReferenceHost(refhost::host::HostArgs),
@@ -163,6 +166,10 @@ pub fn main() -> ExitCode {
                 wrap::guard::NOT_RUN
             }));
         }
+        Command::Confine(args) => {
+            out::note(&confine::run(&args));
+            return ExitCode::from(confine::NOT_RUN);
+        }
         Command::ReferenceHost(mut args) => {
             let Some(dir) = given else {
                 out::note("`a2mcp reference-host` needs --agent-dir DIR; try `a2mcp demo`");
@@ -227,6 +234,7 @@ fn blocking(command: impl Future<Output = Result<u8, String>>) -> Result<u8, Str
 
 fn keep(args: &keeper::server::KeeperArgs) -> ExitCode {
     let sidecar = process::become_companion();
+    process::outlive_large_files();
     if let Some(file) = &args.log {
         log::follow(file);
     }

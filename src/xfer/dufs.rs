@@ -19,6 +19,8 @@ use super::path::PART_PATTERN;
 pub const USER: &str = "a2mcp";
 /// What it says when somebody else has its port.
 pub const PORT_TAKEN: &str = "Failed to bind";
+/// Answered by it, whatever is shared.
+pub const HEALTH: &str = "/xfer/__dufs__/health";
 /// How our files in the private directory end.
 const SOCKET: &str = "dufs";
 const CONFIG: &str = "yaml";

@@ -9,7 +9,7 @@
 //! omp), `conformance` (the official suite), `sdks` (what the SDKs make of streams), `wrap` (public
 //! stdio servers behind `a2mcp wrap`). `omp`, `model`,
 //! `parts` and `processes` are what they share. `files` (the route), `uploads`, `shares` (who dies with
-//! whom), `transfers` (large, slow, cut) and `webdav` drive the real dufs, both versions, through `share`.
+//! whom), `confined` (links swapped in, limits), `transfers` (large, slow, cut) and `webdav` drive the real dufs, both versions, through `share`.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -26,6 +26,7 @@ mod agents;
 mod approval;
 mod chain;
 mod clients;
+mod confined;
 mod conformance;
 mod ends;
 mod files;

@@ -36,7 +36,7 @@ fn error(text: &str) -> String {
 }
 
 /// The names in an archive; fails when it is none.
-fn names(shared: &Shared, zip: &[u8]) -> Vec<String> {
+pub(crate) fn names(shared: &Shared, zip: &[u8]) -> Vec<String> {
     let file = shared.outside().join("read.zip");
     std::fs::write(&file, zip).unwrap();
     let script = "import sys,zipfile,json; z=zipfile.ZipFile(sys.argv[1]); assert z.testzip() is None; \
@@ -47,7 +47,7 @@ fn names(shared: &Shared, zip: &[u8]) -> Vec<String> {
 }
 
 /// Asks for the archive of `/a` and reads no more than its head.
-fn begin(shared: &Shared) -> Connection {
+pub(crate) fn begin(shared: &Shared) -> Connection {
     let mut connection = Connection::open(shared.host.port);
     let bearer = format!("Bearer {}", shared.host.token);
     connection.send("GET", "/xfer/a?zip", &[("Authorization", &bearer)], b"").unwrap();
@@ -57,7 +57,7 @@ fn begin(shared: &Shared) -> Connection {
 }
 
 /// The rest of a chunked reply, and whether it ended in order.
-fn rest(connection: &mut Connection) -> (Vec<u8>, bool) {
+pub(crate) fn rest(connection: &mut Connection) -> (Vec<u8>, bool) {
     let mut all = Vec::new();
     loop {
         match connection.read_chunk() {
@@ -69,7 +69,7 @@ fn rest(connection: &mut Connection) -> (Vec<u8>, bool) {
 }
 
 /// Bytes that do not get smaller.
-fn noise(length: usize) -> Vec<u8> {
+pub(crate) fn noise(length: usize) -> Vec<u8> {
     let mut state = 0x2545_f491_4f6c_dd1d_u64;
     let words = std::iter::repeat_with(|| {
         state ^= state << 13;

@@ -1,23 +1,24 @@
 //! A file server from its config file to its first answer, and what a later sidecar is told of it.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use hyper::{Method, StatusCode};
 use serde::{Deserialize, Serialize};
 use tokio::time::{Instant, timeout};
 
-use super::Share;
 use super::owner::{Owner, PURPOSE};
+use super::{Inode, Share};
 use crate::app::keeping::ChildEvent;
 use crate::config::Token;
+use crate::confine::{self, ConfineArgs};
 use crate::install::Tool;
 use crate::keeper::wire::{ChildSignal, ChildStatus, Exit, Note, Spawn};
-use crate::process::Identity;
+use crate::process::{self, Identity};
 use crate::rundir;
 use crate::text::with_causes;
 use crate::xfer::upstream::Sent;
-use crate::xfer::{Installed, ROUTE, Terms, dufs};
+use crate::xfer::{Installed, Terms, dufs};
 
 /// The format of a note.
 const NOTE_VERSION: u32 = 1;
@@ -38,6 +39,9 @@ pub(super) struct Told {
     pub(super) program: PathBuf,
     #[serde(default)]
     pub(super) installed: Option<Installed>,
+    /// See [`Share::held`].
+    #[serde(default)]
+    pub(super) held: Option<Inode>,
     /// Its caller was told that it serves: until then it does not count.
     #[serde(default)]
     pub(super) has_begun: bool,
@@ -58,6 +62,7 @@ impl Told {
             password,
             program,
             installed: None,
+            held: None,
             has_begun: true,
             is_over: true,
         }
@@ -90,6 +95,7 @@ impl Owner {
             password: password.to_owned(),
             program: share.program.clone(),
             installed: share.installed.clone(),
+            held: share.held.get(),
             has_begun,
             is_over: false,
         }
@@ -111,11 +117,16 @@ impl Owner {
                 .map_err(|error| format!("no loopback port is free: {error}"))?;
             let run = dufs::Run { root: &share.terms.path, port, socket: &socket, password };
             run.write(&config).map_err(|error| format!("cannot write {}: {error}", config.display()))?;
-            let told = Told { port, ..self.told(share, password, has_begun) };
+            // One that was killed left it, and it may make its socket but not remove another.
+            let _ = std::fs::remove_file(&socket);
+            let is_confined = confine::is_possible(&share.program);
+            let held = if is_confined { share.inode().await } else { None };
+            let (program, args) = command(share, &config, is_confined);
+            let told = Told { port, held, ..self.told(share, password, has_begun) };
             let spawn = Spawn {
                 purpose: PURPOSE.into(),
-                program: share.program.to_string_lossy().into_owned(),
-                args: vec!["-c".into(), config.to_string_lossy().into_owned()],
+                program,
+                args,
                 dir: None,
                 remove_env: Tool::Dufs.scrubbed_env().iter().map(|&prefix| prefix.into()).collect(),
                 env: Vec::new(),
@@ -142,6 +153,7 @@ impl Owner {
                 }
                 Ok(child) => {
                     share.port.set(port);
+                    share.held.set(held);
                     return Ok(child);
                 }
             }
@@ -153,8 +165,7 @@ impl Owner {
         let until = Instant::now() + READY;
         loop {
             let upstream = share.upstream.borrow().clone();
-            let health = format!("{ROUTE}__dufs__/health");
-            let asked = upstream.ask(Method::GET, &health, Default::default(), Sent::Nothing);
+            let asked = upstream.ask(Method::GET, dufs::HEALTH, Default::default(), Sent::Nothing);
             if let Ok(Ok(reply)) = timeout(READY, asked).await
                 && reply.status() == StatusCode::OK
             {
@@ -185,6 +196,20 @@ impl Owner {
             }
         }
     }
+}
+
+/// The program and its arguments, by way of what confines it.
+fn command(share: &Share, config: &Path, is_confined: bool) -> (String, Vec<String>) {
+    let text = |path: &Path| path.to_string_lossy().into_owned();
+    let (program, config_file) = (text(&share.program), text(config));
+    let args = vec!["-c".to_owned(), config_file.clone()];
+    if !is_confined {
+        return (program, args);
+    }
+    let sockets = text(config.parent().unwrap_or(Path::new("/")));
+    let args = ConfineArgs::of(&text(&share.terms.path), &config_file, &sockets, &program, &args);
+    // The keeper may be of another build, and so may the file on disk.
+    (text(&process::this_build_from_elsewhere()), args)
 }
 
 /// What a file server that ended says of it.

@@ -28,6 +28,7 @@ use crate::xfer::upstream::Upstream;
 use crate::xfer::{Installed, Terms};
 
 use owner::Command;
+use tools::aside;
 pub(super) use tools::{OWN_TOOLS, OwnTool};
 
 /// Requests to the owner that wait.
@@ -63,6 +64,34 @@ pub(super) struct Share {
     is_inherited: bool,
     /// It is over: what is still in flight of it is cut.
     has_ended: Cell<bool>,
+    /// What was at the path when its file server started, if that is confined to it: it serves nothing
+    /// that is put there later.
+    held: Cell<Option<Inode>>,
+}
+
+/// A file or folder, whatever its name: device and number. Names nothing else while a file server is
+/// confined to it.
+type Inode = (u64, u64);
+
+impl Share {
+    /// What is at the path now; `None` when it is no longer a file or a folder as it was shared, or a link
+    /// leads there: the file server would follow one.
+    async fn inode(&self) -> Option<Inode> {
+        use std::os::unix::fs::MetadataExt as _;
+        let (path, is_file) = (self.terms.path.clone(), self.terms.is_file);
+        aside(move || {
+            let found = path.symlink_metadata().ok()?;
+            let is_alike = if is_file { found.is_file() } else { found.is_dir() };
+            let is_there = is_alike && path.canonicalize().is_ok_and(|leads_to| leads_to == path);
+            is_there.then(|| (found.dev(), found.ino()))
+        })
+        .await
+    }
+
+    /// Whether what was found at the path took the place of what its file server is confined to.
+    fn is_another(&self, found: Option<Inode>) -> bool {
+        self.held.get().is_some_and(|held| found.is_some_and(|found| found != held))
+    }
 }
 
 /// What the core has of shares.

@@ -57,6 +57,8 @@ pub(super) enum Command {
     },
     /// End the share; the path of what was shared.
     Stop { sid: String, answer: oneshot::Sender<Option<String>> },
+    /// Another file or folder may be in the place of the one that is served: serve that.
+    Renew { answer: oneshot::Sender<()> },
     /// The bridge ends.
     End { answer: oneshot::Sender<()> },
 }
@@ -86,6 +88,14 @@ pub(super) struct Owner {
 }
 
 impl Core {
+    /// Has the share serve what is at its path now, when that is another than what is served.
+    pub(super) async fn renew_share(&self) {
+        let (answer, answered) = oneshot::channel();
+        if self.shares.commands.send(Command::Renew { answer }).await.is_ok() {
+            let _ = answered.await;
+        }
+    }
+
     /// Ends the share for good, because the bridge ends.
     pub(in crate::app) async fn end_share(&self) {
         let (answer, answered) = oneshot::channel();
@@ -117,6 +127,7 @@ impl Owner {
             has_strays: Cell::new(false),
             is_inherited: false,
             has_ended: Cell::new(false),
+            held: Cell::default(),
         }
     }
 
@@ -136,6 +147,10 @@ impl Owner {
                         let path = share.map(|share| share.terms.shown_path());
                         self.close(Why::Stopped(&sid)).await;
                         let _ = answer.send(path);
+                    }
+                    Some(Command::Renew { answer }) => {
+                        self.renew().await;
+                        let _ = answer.send(());
                     }
                     Some(Command::End { answer }) => {
                         self.close(Why::BridgeStopped).await;
@@ -264,6 +279,23 @@ impl Owner {
                 );
             }
         }
+    }
+
+    /// A file server that is confined to what is no longer at the path starts anew, for what is there now.
+    async fn renew(&mut self) {
+        let Some(share) = self.core.shares.current.borrow().clone() else { return };
+        // Of many requests that saw it, the first has it done.
+        if !share.is_another(share.inode().await) {
+            return;
+        }
+        let Some((id, process)) = self.child.take() else { return };
+        tracing::info!("what is shared was replaced; the file server starts anew for it");
+        // Whoever asks meanwhile sees it, too, and waits for its turn here.
+        let _ = self.core.keeping.signal(id, ChildSignal::Term, Some(KILL_AFTER)).await;
+        if timeout(GONE, process::ended(process)).await.is_err() {
+            tracing::warn!(pid = process.pid, "the file server does not end");
+        }
+        self.start_again().await;
     }
 
     async fn start_again(&mut self) {

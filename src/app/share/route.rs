@@ -19,6 +19,7 @@ use super::{Phase, Share, Transfer};
 use crate::app::{Core, endpoint, now_ms};
 use crate::http::Body;
 use crate::http::body::drain;
+use crate::xfer::dufs;
 use crate::xfer::path::{RoutePath, escaped, names_a_folder};
 use crate::xfer::place::{self, Place, PlaceError};
 use crate::xfer::rules::{self, ALLOW_FILE, ALLOW_FOLDER, Wish};
@@ -51,11 +52,13 @@ impl Core {
             dismiss(&head.headers, body);
             return share.gone();
         }
-        if share.terms.is_file && wish != Wish::Options && !share.is_still_the_file().await {
-            dismiss(&head.headers, body);
-            let text = "the shared file is no longer there: it was removed or replaced by something else";
-            return words(StatusCode::NOT_FOUND, text);
-        }
+        let share = match self.still_there(share, &wish).await {
+            Ok(share) => share,
+            Err(refused) => {
+                dismiss(&head.headers, body);
+                return refused;
+            }
+        };
         match wish {
             Wish::Upload => return self.upload(share, path, head.headers, body, transfer).await,
             Wish::Continue => return self.resume_upload(share, path, head.headers, body, transfer).await,
@@ -69,6 +72,25 @@ impl Core {
             Wish::Properties if share.terms.is_file => share.file_properties(&path, &head.headers).await,
             _ => share.read(head.method, &path, query, &head.headers, transfer).await,
         }
+    }
+
+    /// The share as it serves what is at its path now: its file server may have to start anew for that.
+    async fn still_there(&self, share: Rc<Share>, wish: &Wish) -> Result<Rc<Share>, Response<Body>> {
+        if *wish == Wish::Options || !(share.terms.is_file || share.held.get().is_some()) {
+            return Ok(share);
+        }
+        let found = share.inode().await;
+        if share.terms.is_file && found.is_none() {
+            let text = "the shared file is no longer there: it was removed or replaced by something else";
+            return Err(words(StatusCode::NOT_FOUND, text));
+        }
+        if !share.is_another(found) {
+            return Ok(share);
+        }
+        self.renew_share().await;
+        let Some(now) = self.current_share() else { return Err(nothing(self)) };
+        let serves = now.terms.id == share.terms.id && *now.phase.borrow() == Phase::Running;
+        if serves { Ok(now) } else { Err(share.gone()) }
     }
 }
 
@@ -113,6 +135,11 @@ impl Share {
         Ok(reply)
     }
 
+    /// Whether its file server answers at all.
+    pub(super) async fn answers(&self) -> bool {
+        self.ask(Method::GET, dufs::HEALTH, HeaderMap::new(), Sent::Nothing).await.is_ok()
+    }
+
     /// The answer when its file server cannot be asked.
     pub(super) fn gone(&self) -> Response<Body> {
         if self.is_over() {
@@ -136,17 +163,6 @@ impl Share {
     fn broken(&self, error: &UpstreamError) -> Broken {
         tracing::warn!(port = self.port.get(), "{}", crate::text::with_causes(error));
         Broken
-    }
-
-    /// Of a share of one file: whether its path still leads to a file, through no link. The file server
-    /// would follow one.
-    async fn is_still_the_file(&self) -> bool {
-        let path = self.terms.path.clone();
-        aside(move || {
-            path.symlink_metadata().is_ok_and(|meta| meta.is_file())
-                && path.canonicalize().is_ok_and(|found| found == path)
-        })
-        .await
     }
 
     /// A file, a listing, an archive, properties.

@@ -4,6 +4,7 @@
 //! What the keeper runs is taken over from the note it was started with; what the keeper lost with its
 //! own life is started again from the state file, with other credentials.
 
+use std::cell::Cell;
 use std::path::PathBuf;
 use std::rc::Rc;
 
@@ -83,7 +84,7 @@ impl Owner {
         let Some((child, told)) = chosen else { return (false, named.is_some_and(is_over)) };
         let (child, told) = (*child, told.clone());
         let share = self.share(told.terms, told.program, told.installed, &told.password, told.port);
-        let share = Share { is_inherited: true, ..share };
+        let share = Share { is_inherited: true, held: Cell::new(told.held), ..share };
         self.password = told.password;
         self.last = Some(child.child);
         if child.exit.is_none() {

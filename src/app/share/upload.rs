@@ -257,6 +257,8 @@ impl Uploading {
         }
         self.keep(matches!(extent, Extent::All) && received == 0).await;
         match (status, end) {
+            // It said no and closed before it had read all: its answer may be lost on the way.
+            (Err(Broken), _) if self.share.answers().await => self.not_written().await,
             (Err(Broken), _) => self.share.gone(),
             (Ok(_), _) if self.share.is_over() => self.share.gone(),
             (Ok(status), UploadEnd::Whole) if status.is_success() => {
