@@ -139,11 +139,10 @@ pub fn main() -> ExitCode {
     let env = Env::capture();
     let given = cli.agent_dir.map(|root| AgentDir::new(root, &env));
     let target = Target { dir: given.clone(), pid: cli.pid };
+    // The option of a command stands before the one of all commands.
+    let own = |dir: &Option<PathBuf>| dir.as_ref().map(|root| AgentDir::new(root, &env)).or(given.clone());
     let done = match cli.command {
-        Command::Sidecar(args) => {
-            let given = args.agent_dir.as_ref().map(|root| AgentDir::new(root, &env)).or(given);
-            return sidecar(given, &args, &env);
-        }
+        Command::Sidecar(args) => return sidecar(own(&args.agent_dir), &args, &env),
         Command::Keeper(args) => return keep(&args),
         Command::Demo(args) => {
             if given.is_some() || args.agent_dir.is_some() || cli.pid.is_some() || args.pid.is_some() {
@@ -155,10 +154,7 @@ pub fn main() -> ExitCode {
             }
             return demo(&args, &env);
         }
-        Command::Wrap(args) => {
-            let given = args.agent_dir.as_ref().map(|root| AgentDir::new(root, &env)).or(given);
-            return wrap_server(&args, given, &env);
-        }
+        Command::Wrap(args) => return wrap_server(&args, own(&args.agent_dir), &env),
         Command::Guard(args) => {
             let run = wrap::guard::run(&args);
             return ExitCode::from(run.unwrap_or_else(|error| {

@@ -79,6 +79,11 @@ impl RoutePath {
         self.names.split_last().map(|(last, folder)| (folder, last.as_str()))
     }
 
+    /// The last name; empty for the shared folder itself.
+    pub fn name(&self) -> &str {
+        self.names.last().map_or("", String::as_str)
+    }
+
     /// Whether any of the names is one of ours for an unfinished upload.
     pub fn is_hidden(&self) -> bool {
         self.names.iter().any(|name| is_part(name))

@@ -52,7 +52,7 @@ impl Core {
             dismiss(&head.headers, body);
             return share.gone();
         }
-        let share = match self.still_there(share, &wish).await {
+        let share = match self.still_there(share, wish).await {
             Ok(share) => share,
             Err(refused) => {
                 dismiss(&head.headers, body);
@@ -75,8 +75,8 @@ impl Core {
     }
 
     /// The share as it serves what is at its path now: its file server may have to start anew for that.
-    async fn still_there(&self, share: Rc<Share>, wish: &Wish) -> Result<Rc<Share>, Response<Body>> {
-        if *wish == Wish::Options || !(share.terms.is_file || share.held.get().is_some()) {
+    async fn still_there(&self, share: Rc<Share>, wish: Wish) -> Result<Rc<Share>, Response<Body>> {
+        if wish == Wish::Options || !(share.terms.is_file || share.held.get().is_some()) {
             return Ok(share);
         }
         let found = share.inode().await;

@@ -108,9 +108,8 @@ impl Core {
             if only_new && place.look(&root)?.is_some() {
                 return Ok(None);
             }
-            let part = part.split().map(|(_, name)| name).unwrap_or_default();
-            let had_part = place.part_size(part)?.is_some();
-            place.begin(&root, part)?;
+            let had_part = place.part_size(part.name())?.is_some();
+            place.begin(&root, part.name())?;
             Ok::<_, PlaceError>(Some(had_part))
         });
         let had_part = match begun.await {
@@ -151,15 +150,11 @@ impl Core {
             let text = "X-Upload-Length must say how many bytes the whole file has";
             return refuse(body, StatusCode::BAD_REQUEST, text);
         };
-        let offset =
-            match headers.get(UPLOAD_OFFSET).map(|_| text(&UPLOAD_OFFSET).and_then(|at| at.parse().ok())) {
-                None => None,
-                Some(Some(offset)) => Some(offset),
-                Some(None) => {
-                    let text = "X-Upload-Offset must say at which byte of the file the request begins";
-                    return refuse(body, StatusCode::BAD_REQUEST, text);
-                }
-            };
+        let offset = text(&UPLOAD_OFFSET).and_then(|offset| offset.parse::<u64>().ok());
+        if offset.is_none() && headers.contains_key(UPLOAD_OFFSET) {
+            let text = "X-Upload-Offset must say at which byte of the file the request begins";
+            return refuse(body, StatusCode::BAD_REQUEST, text);
+        }
         let found = share.place(path, false).await;
         let begun = match found {
             Ok((place, path)) => Uploading::begin(self, &share, path).map(|uploading| (place, uploading)),
@@ -173,7 +168,7 @@ impl Core {
             }
         };
         let part = uploading.path.part(&share.terms.id);
-        let from = match aside(move || size_of(&place, &part)).await {
+        let from = match aside(move || place.part_size(part.name())).await {
             Ok(Some(size)) => size,
             Ok(None) => return refuse(body, StatusCode::NOT_FOUND, NO_PART),
             Err(error) => {
@@ -181,7 +176,7 @@ impl Core {
                 return misplaced(&error);
             }
         };
-        if let Some(offset) = offset.filter(|offset: &u64| *offset != from) {
+        if let Some(offset) = offset.filter(|offset| *offset != from) {
             let text =
                 format!("the request begins at byte {offset}, but {from} bytes are here: send what follows");
             return refuse(body, StatusCode::CONFLICT, &text);
@@ -212,10 +207,6 @@ fn no_part(error: &PlaceError) -> Response<Body> {
     }
 }
 
-fn size_of(place: &Place, part: &RoutePath) -> Result<Option<u64>, PlaceError> {
-    place.part_size(part.split().map(|(_, name)| name).unwrap_or_default())
-}
-
 /// Runs the upload as a task and waits for what becomes of it.
 async fn take(uploading: Uploading, body: Incoming, extent: Extent, transfer: Transfer) -> Response<Body> {
     let (answer, answered) = oneshot::channel();
@@ -230,9 +221,9 @@ async fn take(uploading: Uploading, body: Incoming, extent: Extent, transfer: Tr
 
 impl Uploading {
     async fn run(&self, body: Incoming, extent: Extent) -> Response<Body> {
-        let limit = match extent {
-            Extent::All => None,
-            Extent::Rest { from, total } => Some(total - from),
+        let (from, limit) = match extent {
+            Extent::All => (0, None),
+            Extent::Rest { from, total } => (from, Some(total - from)),
         };
         let part = self.path.part(&self.share.terms.id);
         let (upload, progress) = Upload::new(body, limit, PATIENCE);
@@ -248,12 +239,9 @@ impl Uploading {
             progress.end.set(UploadEnd::Cut);
         }
         let is_written = matches!(status, Ok(status) if status.is_success());
-        let is_whole = match extent {
-            Extent::All => true,
-            Extent::Rest { from, total } => from + received == total,
-        };
+        let is_whole = limit.is_none_or(|limit| received == limit);
         if is_written && end == UploadEnd::Whole && is_whole {
-            return self.put_in_place(part).await;
+            return self.put_in_place().await;
         }
         self.keep(matches!(extent, Extent::All) && received == 0).await;
         match (status, end) {
@@ -266,7 +254,7 @@ impl Uploading {
                 *response.status_mut() = StatusCode::NO_CONTENT;
                 response
             }
-            (Ok(status), UploadEnd::TooLong) if status.is_success() => self.take_back(extent).await,
+            (Ok(status), UploadEnd::TooLong) if status.is_success() => self.take_back(from).await,
             (Ok(status), UploadEnd::Malformed) if status.is_success() => words(
                 StatusCode::BAD_REQUEST,
                 "the request's chunks are malformed; what came is kept, see ?part",
@@ -281,20 +269,21 @@ impl Uploading {
         }
     }
 
-    /// The rest was longer than it can be, so it does not belong where it was written: it began elsewhere,
-    /// or is another file's.
-    async fn take_back(&self, extent: Extent) -> Response<Body> {
-        let from = match extent {
-            Extent::All => 0,
-            Extent::Rest { from, .. } => from,
-        };
+    /// Does something with what has arrived: it gets the share, the folder and the hidden name. Blocking,
+    /// so on a thread of its own.
+    async fn at_part(
+        &self,
+        act: impl FnOnce(&Path, &Place, &str) -> Result<(), PlaceError> + Send + 'static,
+    ) -> Result<(), PlaceError> {
         let (root, path, part) =
             (self.share.terms.path.clone(), self.path.clone(), self.path.part(&self.share.terms.id));
-        let cut = aside(move || {
-            let place = Place::open(&root, &path, false)?;
-            place.cut_part(part.split().map(|(_, name)| name).unwrap_or_default(), from)
-        });
-        match cut.await {
+        aside(move || act(&root, &Place::open(&root, &path, false)?, part.name())).await
+    }
+
+    /// The rest was longer than it can be, so it does not belong where it was written: it began elsewhere,
+    /// or is another file's.
+    async fn take_back(&self, from: u64) -> Response<Body> {
+        match self.at_part(move |_, place, part| place.cut_part(part, from)).await {
             Ok(()) => {
                 let text = format!(
                     "the request brought more than X-Upload-Length leaves room for, so nothing of it was kept: \
@@ -313,17 +302,15 @@ impl Uploading {
     }
 
     /// The bytes are all there: over the final name with them.
-    async fn put_in_place(&self, part: RoutePath) -> Response<Body> {
+    async fn put_in_place(&self) -> Response<Body> {
         if self.share.is_over() {
             self.keep(false).await;
             return self.share.gone();
         }
-        let (root, path) = (self.share.terms.path.clone(), self.path.clone());
-        let put = aside(move || {
-            let place = Place::open(&root, &path, false)?;
+        let put = self.at_part(|root, place, part| {
             // As when it began: over no link that leads out.
-            place.look(&root)?;
-            place.put(part.split().map(|(_, name)| name).unwrap_or_default())
+            place.look(root)?;
+            place.put(part)
         });
         match put.await {
             Ok(()) => {
@@ -416,7 +403,7 @@ impl Share {
             return words(StatusCode::CONFLICT, UNDER_WAY);
         }
         let part = path.part(&self.terms.id);
-        match aside(move || size_of(&place, &part)).await {
+        match aside(move || place.part_size(part.name())).await {
             Ok(Some(size)) => {
                 let mut response = Response::new(Body::Empty);
                 response.headers_mut().insert(CONTENT_LENGTH, HeaderValue::from(size));
@@ -430,9 +417,5 @@ impl Share {
 
 /// Removes what is kept of the file at `path` in the share `id` of `root`; whether it was there. Blocks.
 pub(super) fn remove_part(root: &Path, id: &str, path: &RoutePath) -> bool {
-    let part = path.part(id);
-    match (Place::open(root, path, false), part.split()) {
-        (Ok(place), Some((_, name))) => place.remove(name),
-        _ => false,
-    }
+    Place::open(root, path, false).is_ok_and(|place| place.remove(path.part(id).name()))
 }

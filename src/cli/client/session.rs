@@ -123,9 +123,7 @@ impl Endpoint {
             authorization,
         })
     }
-}
 
-impl Endpoint {
     /// As people write it.
     fn address(&self) -> String {
         text::clean(&String::from_utf8_lossy(self.authority.as_bytes()), 120).into_owned()
