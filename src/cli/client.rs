@@ -2,8 +2,9 @@
 //! print are here, the protocol is in `session`.
 //!
 //! Results go to stdout, everything about them to stderr. Exit codes (contract 16): 0 result,
-//! 1 error, 2 usage, 3 unreachable, 4 unauthorized, 5 time-out. A time-out does not cancel the call
-//! at the host: sent again in time, the bridge attaches it to the one that runs.
+//! 1 error, 2 usage, 3 unreachable, 4 unauthorized, 5 time-out; 130 interrupted. A time-out does not
+//! cancel the call at the host: sent again in time, the bridge attaches it to the one that runs. Who
+//! interrupts (^C) wants it to end: that cancels it.
 
 mod session;
 mod sse;
@@ -18,13 +19,18 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde::Deserialize;
 use serde_json::value::RawValue;
+use signal_hook::consts::SIGINT;
 
 use super::out;
 use crate::config::{Config, Token};
+use crate::signals::Watch;
 use crate::text;
 
 pub use session::{Endpoint, Failure};
 use session::{Lossy, Session};
+
+/// For so long the bridge may take to hear that a call or a session is over.
+const PARTING: Duration = Duration::from_secs(2);
 
 /// Which bridge, and how to show what it says.
 #[derive(Clone, Debug, clap::Args)]
@@ -77,6 +83,8 @@ pub fn exit_code(failure: &Failure) -> u8 {
         Failure::Unreachable(_) => 3,
         Failure::Unauthorized | Failure::TokenReplaced => 4,
         Failure::TimedOut(_) => 5,
+        // As a shell says that SIGINT ended a command.
+        Failure::Interrupted { .. } => 130,
     }
 }
 
@@ -178,14 +186,30 @@ async fn request(
     let empty = RawValue::from_string("{}".into()).unwrap_or_default();
     let params = if params.get() == "null" { &empty } else { params };
     let limit = Duration::from_secs(timeout.into());
+    let watched = Watch::open(&[SIGINT]);
+    let mut interrupts = watched.map_err(|error| Failure::Usage(format!("cannot watch for ^C: {error}")))?;
     let mut session = Session::new(endpoint, out::note);
-    let result = tokio::time::timeout(limit, session.request(method, params)).await;
-    match result {
+    let waited = tokio::select! {
+        waited = tokio::time::timeout(limit, session.request(method, params)) => Some(waited),
+        () = interrupts.next() => None,
+    };
+    match waited {
         // The session stays for whoever sends the call again; it is bounded and ages at the bridge.
-        Err(_) => Err(Failure::TimedOut(limit)),
-        Ok(result) => {
-            let _ = tokio::time::timeout(Duration::from_secs(2), session.close()).await;
+        Some(Err(_)) => Err(Failure::TimedOut(limit)),
+        Some(Ok(result)) => {
+            let _ = tokio::time::timeout(PARTING, session.close()).await;
             result
+        }
+        None => {
+            let is_cancelled = tokio::select! {
+                told = tokio::time::timeout(PARTING, session.cancel()) => told.unwrap_or(false),
+                // A second one waits for nothing.
+                () = interrupts.next() => false,
+            };
+            if is_cancelled {
+                let _ = tokio::time::timeout(PARTING, session.close()).await;
+            }
+            Err(Failure::Interrupted { is_cancelled })
         }
     }
 }

@@ -2,22 +2,28 @@
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpListener;
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use a2mcp::process::Identity;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use crate::support::cli;
 use crate::support::reference::{a2mcp, identity};
 use crate::support::wrap::Wrap;
+use crate::support::{cli, eventually};
 
 /// Begins a call that never ends by itself, and waits until the server runs it.
 fn hanging(wrap: &Wrap) -> Child {
     let mut command = a2mcp(&["call", "hang", "--agent-dir"]);
-    let command = command.arg(wrap.dir.path()).stdin(Stdio::null());
-    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    command.arg(wrap.dir.path());
+    begun(wrap, command)
+}
+
+/// Runs a command that calls `hang`, and waits until the server runs it.
+fn begun(wrap: &Wrap, mut command: Command) -> Child {
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let child = command.spawn().unwrap();
     wrap.until_noted("call", 1);
     child
 }
@@ -122,4 +128,31 @@ fn a_call_under_a_token_that_is_replaced_says_so() {
     let (code, err) = ended(child);
     assert_eq!(code, Some(4), "{err}");
     assert!(err.contains("the token was replaced after the call had been sent"), "{err}");
+}
+
+#[test]
+fn an_interrupt_cancels_the_call_and_says_so() {
+    let (_, script, _) =
+        cli(&["connect", "python", "--url", "http://localhost:1/mcp"], None, &Default::default());
+    for streams in [0, 60_000] {
+        for by_script in [false, true] {
+            let wrap = Wrap::start_with(&json!({ "streamAfterMs": streams }).to_string(), &[], &[]);
+            let child = if by_script {
+                let mut command = Command::new("python3");
+                let url = format!("http://127.0.0.1:{}/mcp", wrap.port());
+                command.args(["-c", &script, "--url", &url, "call", "hang"]).env("A2MCP_TOKEN", wrap.token());
+                begun(&wrap, command)
+            } else {
+                hanging(&wrap)
+            };
+            Identity::of(child.id()).unwrap().signal(Signal::INT);
+            let (code, err) = ended(child);
+            assert_eq!(code, Some(130), "{err}");
+            assert!(err.contains("interrupted; the call was cancelled"), "{err}");
+            wrap.until_noted("cancelled", 1);
+            let records = || wrap.audit().into_iter().filter(|record| record["tool"] == "hang");
+            let done = || records().find(|record| record["phase"] == "done");
+            assert_eq!(eventually("its end", done)["outcome"], "cancelled");
+        }
+    }
 }

@@ -22,6 +22,7 @@ use tokio_util::codec::{Encoder, FramedRead};
 use tokio_util::sync::CancellationToken;
 
 use crate::schema::{assert_speaks, wire_fixtures};
+use crate::support::whole_lines;
 
 /// Everything here is answered at once; this only turns a hang into a failure.
 const SOON: Duration = Duration::from_secs(20);
@@ -225,7 +226,7 @@ impl World {
 
     /// How often a tool really ran.
     fn executions(&self, event: &str) -> usize {
-        let log = std::fs::read_to_string(self.dir.path().join("executions")).unwrap();
+        let log = whole_lines(&self.dir.path().join("executions"));
         log.lines().filter(|line| line.contains(&format!("\"event\":\"{event}\""))).count()
     }
 }

@@ -110,10 +110,7 @@ impl Home {
 
     /// The audit records, oldest first.
     pub(crate) fn audit(&self) -> Vec<Value> {
-        let text = self.read("a2mcp.log.1") + &self.read("a2mcp.log");
-        text.lines()
-            .map(|line| serde_json::from_str(line).unwrap_or_else(|_| panic!("audit line {line:?}")))
-            .collect()
+        support::audit_records(&self.agent("a2mcp.log"))
     }
 
     /// Every audit record of a call has its second one: nobody was left in doubt.

@@ -192,6 +192,33 @@ fn the_rest_comes_in_pieces_and_is_checked() {
 }
 
 #[test]
+fn so_many_cut_uploads_are_kept_and_no_more() {
+    const KEPT: u32 = 1024;
+    let shared = Shared::start(VERSIONS[0]);
+    let kept = || shared.host.status()["share"]["cutUploads"].clone();
+    for n in 0..KEPT {
+        shared.cut_put(&format!("/{n}"), b"01", 10);
+    }
+    eventually("all that can be kept", || (kept() == KEPT).then_some(()));
+    let mut connection = shared.begin_put("/more", 10);
+    connection.write(b"01").unwrap();
+    eventually("its bytes", || (shared.arrived("/more")? == 2).then_some(()));
+    drop(connection);
+    eventually("nothing of it", || shared.arrived("/more").is_none().then_some(()));
+    assert_eq!(kept(), KEPT);
+    // One that is kept may be continued, cut again and replaced.
+    let headers = [("X-Update-Range", "append"), ("X-Upload-Length", "10")];
+    assert_eq!(shared.ask("PATCH", "/7?part", &headers, b"234").status, 204);
+    assert_eq!(shared.part("/7"), Some(5));
+    shared.cut_put("/8", b"0123", 10);
+    assert_eq!((shared.part("/8"), kept()), (Some(4), KEPT.into()));
+    assert_eq!(shared.ask("PATCH", "/7?part", &headers, b"56789").status, 201);
+    assert_eq!(shared.read("7").unwrap(), b"0123456789");
+    shared.cut_put("/more", b"01", 10);
+    assert_eq!(kept(), KEPT, "there was room again");
+}
+
+#[test]
 fn an_upload_that_is_to_replace_only_what_its_sender_knows_replaces_nothing_else() {
     for version in VERSIONS {
         let shared = Shared::start(version);

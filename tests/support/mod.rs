@@ -744,11 +744,18 @@ pub fn end_keeper(instance: &str) {
 
 /// The records of an audit file, both generations, oldest first.
 pub fn audit_records(file: &Path) -> Vec<Value> {
-    let read = |file: &Path| std::fs::read_to_string(file).unwrap_or_default();
-    let text = read(&PathBuf::from(format!("{}.1", file.display()))) + &read(file);
+    let text = whole_lines(&PathBuf::from(format!("{}.1", file.display()))) + &whole_lines(file);
     text.lines()
         .map(|line| serde_json::from_str(line).unwrap_or_else(|_| panic!("audit line {line:?}")))
         .collect()
+}
+
+/// The lines of a file that another process appends to, without the one that is still being written: a
+/// reader may see a part of a single write. Nothing, when there is no such file.
+pub fn whole_lines(file: &Path) -> String {
+    let mut bytes = std::fs::read(file).unwrap_or_default();
+    bytes.truncate(bytes.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1));
+    String::from_utf8(bytes).unwrap()
 }
 
 /// Runs the binary to its end.

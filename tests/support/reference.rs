@@ -153,7 +153,7 @@ impl Host {
 
     /// The executions' records.
     pub fn execution_log(&self) -> Vec<Value> {
-        let log = std::fs::read_to_string(self.dir.path().join("executions")).unwrap();
+        let log = super::whole_lines(&self.dir.path().join("executions"));
         log.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     }
 

@@ -124,8 +124,8 @@ impl Wrap {
 
     /// What the server noted of this kind of event, so far.
     pub fn noted(&self, event: &str) -> Vec<Value> {
-        let text = std::fs::read_to_string(self.dir.path().join("note")).unwrap_or_default();
-        let lines = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        let text = super::whole_lines(&self.dir.path().join("note"));
+        let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
         lines.filter(|line| line["event"] == event).collect()
     }
 

@@ -331,10 +331,13 @@ impl Uploading {
 
     /// What came is kept for whoever continues, unless it is nothing.
     async fn keep(&self, is_nothing: bool) {
-        let is_full = self.share.parts.borrow().len() >= MAX_PARTS;
-        if !is_nothing && !is_full {
-            self.share.parts.borrow_mut().insert(self.path.clone());
-            return;
+        {
+            let mut parts = self.share.parts.borrow_mut();
+            if !is_nothing && (parts.contains(&self.path) || parts.len() < MAX_PARTS) {
+                parts.insert(self.path.clone());
+                return;
+            }
+            parts.remove(&self.path);
         }
         let (root, id, path) =
             (self.share.terms.path.clone(), self.share.terms.id.clone(), self.path.clone());

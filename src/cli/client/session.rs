@@ -64,6 +64,12 @@ pub enum Failure {
          `a2mcp token` on the bridge's machine prints the new one"
     )]
     TokenReplaced,
+    /// The person who waited stopped waiting.
+    #[error("interrupted{}", if *is_cancelled { "; the call was cancelled" } else { "" })]
+    Interrupted {
+        /// The bridge took the cancellation of the request.
+        is_cancelled: bool,
+    },
     /// The deadline passed.
     #[error("time-out after {} s; a call may still be running: {AGAIN}", .0.as_secs_f32())]
     TimedOut(Duration),
@@ -149,6 +155,8 @@ pub(super) struct Session<'a> {
     id: Option<HeaderValue>,
     version: Option<HeaderValue>,
     next_id: u64,
+    /// The request whose answer is waited for, if it can be cancelled.
+    pending: Option<u64>,
     /// Shows what the server says while a call runs.
     notify: fn(&str),
 }
@@ -170,7 +178,7 @@ impl From<Failure> for Trouble {
 impl<'a> Session<'a> {
     /// Connects with the first request.
     pub(super) fn new(endpoint: &'a Endpoint, notify: fn(&str)) -> Session<'a> {
-        Session { endpoint, id: None, version: None, next_id: 0, notify }
+        Session { endpoint, id: None, version: None, next_id: 0, pending: None, notify }
     }
 
     /// Sends one request and waits for its result.
@@ -191,6 +199,17 @@ impl<'a> Session<'a> {
             }
         }
         Err(Failure::Unreachable("the bridge forgets its sessions at once".into()))
+    }
+
+    /// Withdraws the request whose waiting was dropped; whether the server took that.
+    pub(super) async fn cancel(&self) -> bool {
+        let Some(id) = self.pending else { return false };
+        let cancelled = json!({
+            "jsonrpc": "2.0",
+            "method": "notifications/cancelled",
+            "params": {"requestId": id, "reason": "interrupted"},
+        });
+        self.post(cancelled.to_string().into()).await.is_ok()
     }
 
     /// Tells the server that the session is over. Failing to is no failure.
@@ -239,6 +258,8 @@ impl<'a> Session<'a> {
         let method_json = json!(method);
         let body =
             format!(r#"{{"jsonrpc":"2.0","id":{id},"method":{method_json},"params":{}}}"#, params.get());
+        // The specification has `initialize` never cancelled.
+        self.pending = (method != "initialize").then_some(id);
         let response = self.post(body.into()).await?;
         if method == "initialize" {
             self.id = response.headers().get(&SESSION_ID).cloned();

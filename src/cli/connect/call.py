@@ -9,7 +9,7 @@ The token comes from --token-file or the environment variable A2MCP_TOKEN, never
 other users of a machine can read arguments. The JSON of a call may also be @FILE, or - for stdin.
 
 Exit codes: 0 result, 1 the tool (or the bridge) reports an error, 2 usage, 3 unreachable or the
-connection was lost, 4 unauthorized, 5 time-out.
+connection was lost, 4 unauthorized, 5 time-out; 130 interrupted, which cancels the call.
 """
 import argparse
 import base64
@@ -62,7 +62,7 @@ class Bridge:
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise Failure(USAGE, "the URL must look like http://HOST:PORT/mcp")
         self.url, self.token, self.deadline = url, token, deadline
-        self.session, self.version, self.next_id = None, None, 0
+        self.session, self.version, self.next_id, self.pending = None, None, 0, None
         handlers = [NoRedirect()]
         if parts.hostname in ("localhost", "::1") or parts.hostname.startswith("127."):
             handlers.append(urllib.request.ProxyHandler({}))  # a proxy cannot reach our loopback
@@ -80,6 +80,18 @@ class Bridge:
                 if attempt == 2:
                     raise Failure(UNREACHABLE, "the bridge forgets its sessions at once")
 
+    def cancel(self):
+        """Withdraws the call whose waiting was interrupted; whether the bridge took that."""
+        if self.pending is None:
+            return False
+        self.deadline = min(self.deadline, time.monotonic() + 2)
+        try:
+            params = json.dumps({"requestId": self.pending, "reason": "interrupted"})
+            self._post('{"jsonrpc":"2.0","method":"notifications/cancelled","params":%s}' % params).close()
+            return True
+        except (Failure, SessionLost):
+            return False
+
     def close(self):
         if self.session is not None:
             try:
@@ -96,6 +108,7 @@ class Bridge:
 
     def _request(self, method, params):
         self.next_id += 1
+        self.pending = None if method == "initialize" else self.next_id
         # Built as text, so that numbers and escapes in the arguments arrive as they were written.
         message = '{"jsonrpc":"2.0","id":%d,"method":"%s","params":%s}' % (self.next_id, method, params)
         response = self._post(message)
@@ -393,7 +406,7 @@ def give_up(seconds):
 def main():
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(encoding="utf-8", errors="replace")
-    options = None
+    options = bridge = None
     try:
         options = parse_options()
         token = read_token(options.token_file)
@@ -420,6 +433,10 @@ def main():
         complain(error)
         return IS_ERROR
     except KeyboardInterrupt:
+        is_cancelled = bridge is not None and bridge.cancel()
+        complain("interrupted" + ("; the call was cancelled" if is_cancelled else ""))
+        if is_cancelled:
+            bridge.close()
         return 130
 
 
