@@ -26,7 +26,7 @@ use crate::mcp::sse::{self, Position};
 /// A silent stream says so this often (contract 4.1: at least every 15 s).
 const KEEP_ALIVE: Duration = Duration::from_secs(14);
 /// Messages kept for a reader that is slow or away.
-const MAX_EVENTS: usize = 256;
+const MAX_EVENTS: usize = 4096;
 /// Their bytes, the response not counted.
 const MAX_BYTES: usize = 1 << 20;
 

@@ -118,7 +118,7 @@ fn finish(result: Result<u8, Failure>, json: bool) -> u8 {
             && json
         {
             // Failed it has anyway.
-            let _ = shown(out::print_foreign(error.get()));
+            let _ = shown(out::print_foreign_json(error.get()));
         }
         exit_code(&failure)
     })
@@ -127,7 +127,7 @@ fn finish(result: Result<u8, Failure>, json: bool) -> u8 {
 async fn list(endpoint: &Endpoint, args: &ClientArgs) -> Result<u8, Failure> {
     let result = request(endpoint, args.timeout, "tools/list", RawValue::NULL).await?;
     if args.json {
-        return shown(out::print_foreign(result.get()));
+        return shown(out::print_foreign_json(result.get()));
     }
     #[derive(Deserialize)]
     struct Tools {
@@ -165,8 +165,8 @@ async fn run(endpoint: &Endpoint, args: &CallArgs) -> Result<u8, Failure> {
     })?;
     let blocks = outcome.content.unwrap_or_default();
     let printed = match outcome.structured {
-        _ if args.client.json => out::print_foreign(result.get()),
-        Some(structured) if blocks.is_empty() => out::print_foreign(structured.get()),
+        _ if args.client.json => out::print_foreign_json(result.get()),
+        Some(structured) if blocks.is_empty() => out::print_foreign_json(structured.get()),
         _ => blocks
             .iter()
             .enumerate()

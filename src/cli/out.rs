@@ -26,6 +26,11 @@ pub fn print_foreign(text: &str) -> io::Result<()> {
     print(&for_stdout(text))
 }
 
+/// Like [`print_foreign`], for JSON: it stays JSON.
+pub fn print_foreign_json(json: &str) -> io::Result<()> {
+    print(&if io::stdout().is_terminal() { text::clean_json(json) } else { Cow::Borrowed(json) })
+}
+
 /// Stdout for a module below this one that prints when the time has come.
 pub struct Stdout;
 

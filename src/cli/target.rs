@@ -2,12 +2,20 @@
 //! only one there is. Where several could be meant, nothing is guessed: they are listed.
 
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use super::out;
 use crate::config::{AgentDir, Env, Token, store};
 use crate::control::status::Status;
 use crate::control::{self, Found};
+use crate::keeper;
 use crate::text::with_causes;
+
+/// Between two sidecars of a host its keeper holds the port, and the next one is on its way: for so long
+/// it is waited for …
+const NEXT: Duration = Duration::from_secs(5);
+/// … and so often looked for.
+const NEXT_LOOK: Duration = Duration::from_millis(100);
 
 /// What the command line named.
 #[derive(Clone, Default)]
@@ -19,12 +27,24 @@ pub struct Target {
 }
 
 impl Target {
-    /// All sidecars of this user that answered and are meant; those that did not are named on stderr.
+    /// All sidecars of this user that answered and are meant; those that did not are named on stderr. Waits
+    /// a moment for one that is just being replaced.
     ///
     /// # Errors
     /// When they cannot be looked for.
     pub async fn running(&self) -> Result<Running, String> {
-        let found = control::find().await.map_err(|error| format!("cannot look for sidecars: {error}"))?;
+        let begun = Instant::now();
+        let found = loop {
+            let found =
+                control::find().await.map_err(|error| format!("cannot look for sidecars: {error}"))?;
+            let is_settled = found.iter().any(|found| found.status.is_err())
+                || !self.pick(found.iter()).is_empty()
+                || keeper::live().is_ok_and(|keepers| keepers <= found.len());
+            if is_settled || begun.elapsed() >= NEXT {
+                break found;
+            }
+            tokio::time::sleep(NEXT_LOOK).await;
+        };
         let mut running = Running::default();
         for Found { socket, status } in &found {
             if let Err(error) = status {

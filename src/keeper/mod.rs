@@ -33,6 +33,16 @@ pub fn socket_name(instance: &str) -> String {
     format!("{hex}.keeper")
 }
 
+/// How many keepers of this user there are.
+///
+/// # Errors
+/// When the directory of their sockets is not ours alone, or cannot be read.
+pub fn live() -> io::Result<usize> {
+    let entries = std::fs::read_dir(rundir::open()?)?.flatten().map(|entry| entry.path());
+    let sockets = entries.filter(|path| path.extension().is_some_and(|extension| extension == "keeper"));
+    Ok(sockets.filter(|path| rundir::is_live(path)).count())
+}
+
 /// The socket of an instance's keeper.
 ///
 /// # Errors

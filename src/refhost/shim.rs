@@ -123,6 +123,11 @@ impl ShimHandle {
     pub fn report(&self, method: Cow<'static, str>, params: Bytes) -> bool {
         !matches!(self.reports.try_send(Report { method, params }), Err(mpsc::error::TrySendError::Full(_)))
     }
+
+    /// Returns when there is room for a report, or the shim has ended.
+    pub async fn room(&self) {
+        drop(self.reports.reserve().await);
+    }
 }
 
 /// See the module.

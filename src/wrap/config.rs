@@ -126,6 +126,12 @@ impl Spec {
         if entry.command.is_empty() {
             return Err(format!("\"{shown}\": \"command\" is empty"));
         }
+        if let Some(name) = entry.env.keys().find(|name| name.is_empty() || name.contains(['=', '\0'])) {
+            return Err(format!(
+                "\"{shown}\": \"{}\" in \"env\" cannot be a variable's name",
+                clean(name, 60)
+            ));
+        }
         let command = std::iter::once(entry.command).chain(entry.args).map(OsString::from).collect();
         Ok(Self { command, env: entry.env.into_iter().collect(), cwd: entry.cwd })
     }
@@ -144,6 +150,7 @@ mod tests {
     const FILE: &str = r#"{"mcpServers":{
         "files":{"command":"npx","args":["-y","a b","\"q\""],"env":{"KEY":"v"},"disabled":false},
         "far":{"type":"http","url":"https://example.org/mcp"},
+        "named":{"command":"x","env":{"A=B":"c"}},
         "odd":{"command":"x","args":[7]}}, "other": 1}"#;
 
     #[test]
@@ -157,9 +164,10 @@ mod tests {
     #[test]
     fn what_cannot_be_wrapped_is_said() {
         for (server, expected) in [
-            (None, "which server? name one with --server NAME; it has: far, files, odd"),
-            (Some("x\u{1b}"), "it has no server \"x\\u{1b}\"; it has: far, files, odd"),
+            (None, "which server? name one with --server NAME; it has: far, files, named, odd"),
+            (Some("x\u{1b}"), "it has no server \"x\\u{1b}\"; it has: far, files, named, odd"),
             (Some("far"), "has a \"url\""),
+            (Some("named"), "\"named\": \"A=B\" in \"env\" cannot be a variable's name"),
             (Some("odd"), "\"odd\": expected \"command\""),
         ] {
             let error = Spec::parse(FILE, server).unwrap_err();

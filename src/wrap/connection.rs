@@ -22,7 +22,7 @@ use crate::frame::messages::code;
 use crate::frame::raw;
 use crate::frame::{Message, Shape};
 use crate::refhost::store::Outcome;
-use crate::refhost::tools::error_outcome;
+use crate::refhost::tools::{Pending as Future, error_outcome};
 
 /// So many bytes may wait for a server that does not read its input; then calls are refused.
 const MAX_UNREAD: usize = 256 << 20;
@@ -41,6 +41,8 @@ pub(super) trait Peer {
     fn request(self: Rc<Self>, connection: &Rc<Connection>, id: Bytes, method: &str, params: Bytes);
     /// It wants none; `false` when there is no room for it now and it can come again in a moment.
     fn notification(self: Rc<Self>, connection: &Rc<Connection>, method: &str, params: &Bytes) -> bool;
+    /// Completes when there is room for a notification again, or it is not worth waiting for.
+    fn room(self: Rc<Self>) -> Future<()>;
     /// A line was no message.
     fn skipped(self: Rc<Self>, what: &str);
 }
@@ -352,8 +354,8 @@ impl Connection {
             }
             (Shape::Notification, Some(method)) => {
                 if !peer.clone().notification(self, method, &params) {
-                    // The shim gets a turn; what still finds no room then is lost.
-                    tokio::task::yield_now().await;
+                    // What still finds none then is lost.
+                    peer.clone().room().await;
                     peer.clone().notification(self, method, &params);
                 }
             }

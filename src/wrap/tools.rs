@@ -5,6 +5,7 @@
 use std::borrow::Cow;
 use std::collections::HashSet;
 use std::rc::Rc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use serde_json::value::RawValue;
@@ -23,6 +24,9 @@ use crate::text::clean;
 /// Most pages of a list, and bytes of them together.
 const MAX_PAGES: usize = 1000;
 const MAX_LIST: usize = 64 << 20;
+
+/// A server that has not listed its tools by then is said to be slow, and its last list stands.
+const LIST_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Why there is no list of tools; for people.
 #[derive(Debug, thiserror::Error)]
@@ -48,7 +52,7 @@ impl Tools for WrappedTools {
             }
             let listed = match wrapped.running(&CancellationToken::new()).await {
                 Ok((connection, info)) => {
-                    wrapped.list(&connection, &info).await.map_err(|error| error.to_string())
+                    wrapped.list_in_time(connection, info).await.map_err(|error| error.to_string())
                 }
                 Err(reason) => Err(reason),
             };
@@ -77,7 +81,7 @@ impl Tools for WrappedTools {
             };
             if !wrapped.names.borrow().contains(&call.name) {
                 // The server may have more by now than it said.
-                let listed = wrapped.list(&connection, &info);
+                let listed = wrapped.list_in_time(connection.clone(), info);
                 let listed = tokio::select! {
                     listed = listed => listed,
                     () = call.cancelled.cancelled() => Err(Unlisted::Failed("cancelled".to_owned())),
@@ -174,6 +178,31 @@ impl Wrapped {
             Phase::Failed(reason) => Err(format!("the server behind this bridge does not run: {reason}")),
             Phase::Starting | Phase::Ended => Err("the server behind this bridge has ended".to_owned()),
         }
+    }
+
+    /// The list that the server gives, or its last one when that takes long; the new one is told of then.
+    async fn list_in_time(
+        self: &Rc<Self>,
+        connection: Rc<Connection>,
+        info: Rc<ServerInfo>,
+    ) -> Result<Bytes, Unlisted> {
+        let wrapped = self.clone();
+        let mut listing = tokio::task::spawn_local(async move { wrapped.list(&connection, &info).await });
+        if let Ok(listed) = tokio::time::timeout(LIST_PATIENCE, &mut listing).await {
+            return listed.unwrap_or(Err(Unlisted::Ended));
+        }
+        let error = format!("it has not answered tools/list for {} s", LIST_PATIENCE.as_secs());
+        tracing::warn!("the server's tools cannot be listed: {error}");
+        self.tell(|status| status.list_error = Some(error));
+        let last = self.listed.borrow().clone();
+        let Some(last) = last else { return listing.await.unwrap_or(Err(Unlisted::Ended)) };
+        let (wrapped, before) = (self.clone(), last.clone());
+        tokio::task::spawn_local(async move {
+            if listing.await.is_ok_and(|listed| listed.is_ok_and(|list| list != before)) {
+                wrapped.changed("notifications/tools/list_changed");
+            }
+        });
+        Ok(last)
     }
 
     /// All pages of `tools/list` as one; remembers them, or says in the status why there are none.

@@ -30,7 +30,7 @@ use crate::mcp::VERSIONS;
 use crate::refhost::launch::Exit;
 use crate::refhost::shim::{Order, ShimHandle};
 use crate::refhost::store::Outcome;
-use crate::refhost::tools::HostState;
+use crate::refhost::tools::{HostState, Pending};
 use crate::supervise;
 use crate::text::clean;
 
@@ -38,6 +38,9 @@ use crate::text::clean;
 const START: Duration = Duration::from_secs(180);
 /// How long its output is read on after its end, should somebody else hold it open.
 const DRAIN: Duration = Duration::from_secs(1);
+/// For so long what the server says waits for a sidecar that takes nothing; then it is lost, so that the
+/// answers behind it are not held up.
+const ROOM: Duration = Duration::from_secs(1);
 /// How long counts are collected before they are told.
 const TELL_AFTER: Duration = Duration::from_millis(100);
 /// What we can do for a server: relay its questions to a caller. Roots only answer when asked during a
@@ -138,6 +141,8 @@ pub(super) struct Wrapped {
     pub(super) next_tag: Cell<u64>,
     status: RefCell<Server>,
     telling: Cell<bool>,
+    /// A sidecar took nothing for [`ROOM`], and has not since.
+    is_crowded: Cell<bool>,
     stop: CancellationToken,
 }
 
@@ -158,6 +163,7 @@ impl Wrapped {
             next_tag: Cell::new(0),
             status: RefCell::new(Server { state: "starting".to_owned(), ..Server::default() }),
             telling: Cell::new(false),
+            is_crowded: Cell::new(false),
             stop: CancellationToken::new(),
         })
     }
@@ -271,6 +277,7 @@ impl Wrapped {
                 },
                 exit = process.ended() => Some(describe(exit)),
                 _ = reading.join_next() => None,
+                _ = writing.join_next() => None,
                 () = self.stop.cancelled() => None,
             }
         };
@@ -282,6 +289,11 @@ impl Wrapped {
                 _ = reading.join_next() => {
                     drop(std::mem::take(&mut writing));
                     describe(process.end().await)
+                }
+                // No call reaches it any more. Mostly because it ends, and then that says more.
+                _ = writing.join_next() => {
+                    let exit = tokio::time::timeout(DRAIN, process.ended()).await;
+                    exit.map_or_else(|_| "it closed its input, so it was ended".to_owned(), describe)
                 }
                 () = self.stop.cancelled() => {
                     drop(std::mem::take(&mut writing));
@@ -386,7 +398,7 @@ impl Wrapped {
         }
     }
 
-    fn changed(self: &Rc<Self>, method: &str) {
+    pub(super) fn changed(self: &Rc<Self>, method: &str) {
         self.give(Order::Notify(method.to_owned(), Bytes::from_static(b"{}")));
     }
 
@@ -412,11 +424,16 @@ impl Peer for Wrapped {
 
     fn notification(self: Rc<Self>, connection: &Rc<Connection>, method: &str, params: &Bytes) -> bool {
         let Some(shim) = self.shim.get() else { return true };
+        let report = |method: &'static str, params: Bytes| {
+            let is_taken = shim.report(Cow::Borrowed(method), params);
+            if is_taken {
+                self.is_crowded.set(false);
+            }
+            is_taken
+        };
         match method {
             // Its token names the call.
-            "notifications/progress" => {
-                shim.report(Cow::Borrowed("notifications/progress"), for_sidecar(params, None))
-            }
+            "notifications/progress" => report("notifications/progress", for_sidecar(params, None)),
             "notifications/message" => {
                 let call = match connection.addressee() {
                     Addressee::Waiting(who) => Some(who.key),
@@ -424,7 +441,7 @@ impl Peer for Wrapped {
                     Addressee::Gone => return true,
                     Addressee::Unclear => None,
                 };
-                shim.report(Cow::Borrowed("notifications/message"), for_sidecar(params, call.as_deref()))
+                report("notifications/message", for_sidecar(params, call.as_deref()))
             }
             "notifications/cancelled" => {
                 self.withdraw(params);
@@ -439,6 +456,18 @@ impl Peer for Wrapped {
                 true
             }
         }
+    }
+
+    fn room(self: Rc<Self>) -> Pending<()> {
+        Box::pin(async move {
+            match self.shim.get() {
+                Some(shim) if *self.serving.borrow() && !self.is_crowded.get() => {
+                    self.is_crowded.set(tokio::time::timeout(ROOM, shim.room()).await.is_err());
+                }
+                // The shim gets a turn.
+                _ => tokio::task::yield_now().await,
+            }
+        })
     }
 
     fn skipped(self: Rc<Self>, what: &str) {

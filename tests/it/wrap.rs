@@ -125,8 +125,8 @@ fn the_list_is_the_servers_over_all_its_pages_and_only_that_can_be_called() {
     let wrap = Wrap::start(&["--pages", "4"]);
     let mut session = wrap.session();
     let mut listed = names(&mut session);
-    assert_eq!(listed.split_off(32), ["xfer_share", "xfer_status", "xfer_stop"], "the sidecar's own");
-    assert_eq!((listed[0].as_str(), listed[31].as_str()), ("test_simple_text", "argv"));
+    assert_eq!(listed.split_off(34), ["xfer_share", "xfer_status", "xfer_stop"], "the sidecar's own");
+    assert_eq!((listed[0].as_str(), listed[33].as_str()), ("test_simple_text", "argv"));
     assert!(text(&session.call("no_such_tool", "{}")).contains("not exposed"));
     let mut stream = session.listen();
     let grown = session.call_text("grow", "{}");
@@ -237,6 +237,11 @@ fn progress_and_log_messages_come_on_the_calls_stream() {
     let last = messages.iter().rev().find(|message| message["method"] == "notifications/progress").unwrap();
     assert_eq!(last["params"]["progress"], 2000, "the last one is worth the most");
     assert_eq!(text(&messages.last().unwrap()["result"]), "burst");
+    let mut stream = session.ask_call("4", "log_burst", r#"{"lines":3000}"#, None).stream();
+    let messages = stream.rest();
+    let logs = messages.iter().filter(|message| message["method"] == "notifications/message");
+    let logs: Vec<&Value> = logs.map(|message| &message["params"]["data"]).collect();
+    assert!(logs.iter().copied().eq(&(0..3000).map(Value::from).collect::<Vec<_>>()), "{}", logs.len());
 }
 
 /// C5.

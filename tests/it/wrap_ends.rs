@@ -130,6 +130,30 @@ fn a_server_that_dies_costs_its_calls_and_nothing_else() {
     assert_eq!(wrap.sidecar(), identity(&wrap.ready["pid"]), "the sidecar noticed nothing");
 }
 
+/// It would never hear of another call.
+#[test]
+fn a_server_that_closes_its_input_is_started_again() {
+    let wrap = Wrap::start(&[]);
+    let mut session = wrap.session();
+    let mut waiting = session.again();
+    waiting.start_call("1", "slow", r#"{"seconds":0.5}"#);
+    wrap.until_noted("call", 1);
+    let first = [wrap.process(), wrap.guard()];
+    assert_eq!(session.call_text("close_input", "{}"), "closed");
+    wrap.until_noted("end of input", 1);
+    let result = session.call("echo", "{}");
+    assert_eq!(result["isError"], true);
+    assert!(text(&result).contains("the server ended (it closed its input, so it was ended)"), "{result}");
+    assert_eq!(
+        waiting.read().json()["result"]["content"][0]["text"],
+        "slept 0.5 s",
+        "it was answered in time"
+    );
+    gone(&first);
+    assert_eq!(session.call_text("test_simple_text", "{}"), "This is a simple text response for testing.");
+    assert_eq!(wrap.noted("start").len(), 2);
+}
+
 /// A pipe that has no room left.
 fn full_pipe() -> (std::io::PipeReader, std::io::PipeWriter) {
     use std::io::Write as _;
@@ -261,6 +285,51 @@ fn a_sidecar_that_is_started_while_the_server_is_has_its_last_list_at_once() {
     session.start_call("1", "grow", "{}");
     std::fs::remove_file(&slow).unwrap();
     assert_eq!(session.read().json()["result"]["content"][0]["text"], "grown_0");
+}
+
+#[test]
+fn a_command_right_after_a_restart_waits_for_the_next_sidecar() {
+    let wrap = Wrap::start(&[]);
+    let run = |args: &[&str]| crate::support::cli(args, Some(wrap.dir.path()), &Default::default());
+    let commands = [&["call", "test_simple_text"][..], &["status"], &["pause"], &["resume"], &["tools"]];
+    for (at, args) in commands.into_iter().enumerate() {
+        let before = wrap.sidecar();
+        // A crash is no different; of many in a row, hosts have enough.
+        if at < 2 {
+            before.signal(Signal::KILL);
+        } else {
+            assert_eq!(run(&["restart"]).0, 0);
+        }
+        let (code, _, err) = run(args);
+        assert_eq!(code, 0, "{args:?}: {err}");
+        gone(&[before]);
+    }
+}
+
+#[test]
+fn a_server_that_does_not_list_its_tools_is_said_so_and_its_last_list_stands() {
+    let dir = tempfile::tempdir().unwrap();
+    let busy = dir.path().join("busy");
+    let wrap = Wrap::start(&["--list-unless", busy.to_str().unwrap()]);
+    let mut session = wrap.session();
+    let listed = session.rpc("tools/list", "{}")["result"].clone();
+    let grown = session.call_text("grow", "{}");
+    std::fs::write(&busy, "").unwrap();
+    wrap.restart();
+    assert_eq!(wrap.server()["listError"], Value::Null);
+    let mut session = session.again();
+    let result = session.rpc("tools/list", "{}")["result"].clone();
+    assert!(result == listed || result.to_string().contains(&grown), "{result}");
+    assert_eq!(wrap.server()["listError"], "it has not answered tools/list for 10 s");
+    assert_eq!(session.call_text("test_simple_text", "{}"), "This is a simple text response for testing.");
+    let mut stream = session.listen();
+    session.call_text("grow", "{}");
+    std::fs::remove_file(&busy).unwrap();
+    stream.notification("notifications/tools/list_changed");
+    eventually("a list", || wrap.server().get("listError").is_none().then_some(()));
+    eventually("the new one", || {
+        session.rpc("tools/list", "{}").to_string().contains("grown_1").then_some(())
+    });
 }
 
 /// C1: the sidecar's death, in the worst moment.

@@ -21,6 +21,7 @@ options = argparse.ArgumentParser()
 options.add_argument("--note")
 options.add_argument("--pages", type=int, default=1, help="pages of tools/list")
 options.add_argument("--list", help="answer tools/list like this from the start, see `shed`")
+options.add_argument("--list-unless", help="do not answer tools/list as long as this file exists")
 options.add_argument("--exit-at-start", type=int, help="exit with this code instead of serving")
 options.add_argument("--exit-while", help="as above, as long as this file exists")
 options.add_argument("--wait-while", help="serve only once this file is gone")
@@ -169,6 +170,8 @@ TOOLS = {
     "roots": schema(),
     "timed": schema(),
     "progress_burst": schema(steps=NUMBER),
+    "log_burst": schema(lines=NUMBER),
+    "close_input": schema(),
     "level": schema(),
     "touch": schema(uri=STRING),
     "odd": schema(),
@@ -186,6 +189,8 @@ def definition(name, value):
 
 
 def list_tools(params):
+    while options.list_unless is not None and os.path.exists(options.list_unless):
+        time.sleep(0.01)
     match listing[-1:]:
         case ["empty"]:
             return {"tools": []}
@@ -342,6 +347,12 @@ def call(request, params, raw):
             steps = int(given["steps"])
             for done in range(1, steps + 1):
                 progress(done, steps)
+            return content(text("burst"))
+        case "log_burst":
+            # All in one write.
+            lines = ({"level": "error", "data": number} for number in range(int(given["lines"])))
+            logs = ({"jsonrpc": "2.0", "method": "notifications/message", "params": line} for line in lines)
+            write("".join(json.dumps(log) + "\n" for log in logs).encode())
             return content(text("burst"))
         case "level":
             return content(text(json.dumps({"levels": wanted_level, "subscribed": sorted(subscribed)})))
@@ -558,6 +569,13 @@ def main():
             threading.Thread(target=started, daemon=True).start()
         elif method.startswith("notifications/"):
             note(method)
+        elif method == "tools/call" and message["params"]["name"] == "close_input":
+            # It lives on, and what it has begun goes on.
+            options.deaf = True
+            with open(os.devnull) as nothing:
+                os.dup2(nothing.fileno(), 0)
+            send({"jsonrpc": "2.0", "id": message["id"], "result": content(text("closed"))})
+            break
         else:
             threading.Thread(target=serve, args=(message, line.rstrip("\n")), daemon=True).start()
     note("end of input")
