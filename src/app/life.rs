@@ -22,6 +22,7 @@ use tokio_util::task::TaskTracker;
 use super::exchange::Cancel;
 use super::keeping::{self, Keeping};
 use super::peer::Shim;
+use super::share::FILE_THREADS;
 use super::{Core, Parts, Phase, VERSION, bind, host_llm, log, now_ms, operate, tunnel, url};
 use crate::audit::Audit;
 use crate::config::{AgentDir, Env, Proxy, store};
@@ -53,6 +54,8 @@ const KEEP_ALIVE_TIME: Duration = Duration::from_secs(2);
 const MAX_EARLY: usize = 64;
 /// How often it is looked whether the connections are gone.
 const POLL: Duration = Duration::from_millis(20);
+/// Threads for large messages and our own files, besides those for shared files.
+const MESSAGE_THREADS: usize = 4;
 /// How long the last frames may take into the pipe.
 const FLUSH_TIME: Duration = Duration::from_millis(500);
 
@@ -62,14 +65,15 @@ pub fn run(dir: AgentDir, env: &Env) -> ExitCode {
     process::outlive_large_files();
     process::raise_open_files();
     log::start();
-    let runtime =
-        match tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(4).build() {
-            Ok(runtime) => runtime,
-            Err(error) => {
-                tracing::error!(%error, "cannot start");
-                return ExitCode::FAILURE;
-            }
-        };
+    let threads = MESSAGE_THREADS + FILE_THREADS;
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    let runtime = match builder.enable_all().max_blocking_threads(threads).build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            tracing::error!(%error, "cannot start");
+            return ExitCode::FAILURE;
+        }
+    };
     let local = tokio::task::LocalSet::new();
     let code = local.block_on(&runtime, live(dir, env));
     drop(local);

@@ -250,11 +250,12 @@ impl Core {
         self.sessions.borrow_mut().clear();
         let calls = self.ledger.borrow().running();
         self.cancel_calls(&calls, Cancel::SessionEnded);
+        self.cut_transfers();
         for sid in sids {
             self.session_gone(&sid);
         }
         self.save().await;
-        tracing::info!("the token was replaced; sessions and calls of the old one ended");
+        tracing::info!("the token was replaced; sessions, calls and transfers of the old one ended");
     }
 
     /// Whether the next sidecar could start: config, state and the binary now on disk.

@@ -288,7 +288,10 @@ fn print_block(block: &Block<'_>, number: usize, out_dir: Option<&Path>) -> io::
         ("image" | "audio", _) => binary(block.data.as_deref(), &block.mime.0),
         ("resource", Some(Resource { text: Some(text), .. })) => out::print_foreign(&text.0),
         ("resource", Some(Resource { blob, mime, .. })) => binary(blob.as_deref(), &mime.0),
-        ("resource_link", _) => out::print_foreign(&format!("{} {}", block.uri.0, block.name.0)),
+        ("resource_link", _) => {
+            let shown = [&block.uri, &block.name].map(|text| text::clean(&text.0, 2000));
+            out::print(shown.join(" ").trim_end())
+        }
         _ => out::print_foreign(block.text.as_ref().map_or("", |text| &text.0)),
     }
 }

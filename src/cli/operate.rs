@@ -187,15 +187,15 @@ pub fn print_json(value: &impl serde::Serialize) -> Result<u8, String> {
 }
 
 async fn show_status(show: &Show, target: &Target) -> Result<u8, String> {
-    if !show.json {
-        let running = target.running().await?.answered;
-        if !running.is_empty() {
-            let screens: Vec<String> = running.iter().map(|(_, status)| status::render(status)).collect();
-            return print(&screens.join("\n\n"));
-        }
+    if show.json {
+        return print_json(&target.sidecar().await?.1);
     }
-    let (_, status) = target.sidecar().await?;
-    print_json(&status)
+    let running = target.running().await?;
+    if running.answered.is_empty() {
+        return Err(target.none(&running));
+    }
+    let screens: Vec<String> = running.answered.iter().map(|(_, status)| status::render(status)).collect();
+    print(&screens.join("\n\n"))
 }
 
 async fn ask(show: &Show, target: &Target, request: Request) -> Result<u8, String> {

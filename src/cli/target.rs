@@ -65,17 +65,18 @@ impl Target {
         let mut running = self.running().await?;
         match running.answered.len() {
             1 => Ok(running.answered.remove(0)),
-            0 if running.silent > 0 => {
-                Err("no sidecar answers; those named above may hang or be stopped".into())
-            }
-            0 => Err(match (self.pid, &self.dir) {
-                (Some(pid), _) => format!("no sidecar has pid {pid}"),
-                (None, Some(dir)) => format!("no sidecar runs for {}", dir.root().display()),
-                (None, None) => {
-                    "no sidecar runs; a host with the shim starts one, or try `a2mcp demo`".into()
-                }
-            }),
+            0 => Err(self.none(&running)),
             _ => Err(several(running.answered.iter().map(|(_, status)| status))),
+        }
+    }
+
+    /// Why there is none.
+    pub fn none(&self, running: &Running) -> String {
+        match (self.pid, &self.dir) {
+            _ if running.silent > 0 => "no sidecar answers; those named above may hang or be stopped".into(),
+            (Some(pid), _) => format!("no sidecar has pid {pid}"),
+            (None, Some(dir)) => format!("no sidecar runs for {}", dir.root().display()),
+            (None, None) => "no sidecar runs; a host with the shim starts one, or try `a2mcp demo`".into(),
         }
     }
 

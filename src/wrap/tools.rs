@@ -107,7 +107,11 @@ impl Tools for WrappedTools {
             }
             let connection = match wrapped.running(&request.cancelled).await {
                 Ok((connection, _)) => connection,
-                Err(reason) => return error_outcome(code::FAILED, &reason),
+                Err(reason) => {
+                    // For the next one.
+                    wrapped.remember(&request);
+                    return error_outcome(code::FAILED, &reason);
+                }
             };
             let (params, who) = for_server(&request.params);
             let sent = match connection.request(&request.method, params, Some(who)) {

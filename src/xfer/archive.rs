@@ -87,9 +87,6 @@ impl Survey {
 
     fn look(&mut self, entry: &std::fs::DirEntry) -> io::Result<()> {
         let (path, name) = (entry.path(), entry.file_name());
-        let Some(name) = name.to_str() else {
-            return Err(io::Error::new(io::ErrorKind::InvalidFilename, "its name is not UTF-8"));
-        };
         let mut kind = entry.file_type()?;
         if kind.is_symlink() {
             match path.canonicalize() {
@@ -97,6 +94,10 @@ impl Survey {
                 _ => return Ok(()),
             }
         }
+        let Some(name) = name.to_str() else {
+            let error = io::Error::new(io::ErrorKind::InvalidFilename, "its name is not UTF-8");
+            return if kind.is_dir() || kind.is_file() { Err(error) } else { Ok(()) };
+        };
         if kind.is_dir() {
             self.folders.push(path);
         } else if kind.is_file() && !is_part(name) {

@@ -8,7 +8,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{Access, AtFlags, FileType, Mode, OFlags, Stat};
+use rustix::fs::{Access, AtFlags, FileType, Mode, OFlags, RenameFlags, Stat};
 use rustix::io::Errno;
 
 use super::path::RoutePath;
@@ -33,6 +33,12 @@ pub enum PlaceError {
     /// The folder it is to be in does not exist.
     #[error("the folder it is to be in does not exist")]
     NoFolder,
+    /// A pipe, a socket or a device has this name.
+    #[error("something that is neither a file nor a folder has this name (a pipe, a socket, a device)")]
+    NotAFile,
+    /// Something has this name that was to be new.
+    #[error("a file of this name exists")]
+    Exists,
     /// The file system says no.
     #[error("{0}")]
     Io(#[from] io::Error),
@@ -117,13 +123,30 @@ impl Place {
         Ok(rustix::fs::accessat(&self.folder, ".", Access::WRITE_OK, AtFlags::EACCESS)?)
     }
 
-    /// Puts the file of the name `part` beside this name over it, in one step. A link of this name is
-    /// replaced itself, not what it leads to.
+    /// Puts the file of the name `part` beside this name over it, in one step; where nothing may have the
+    /// name, only if nothing has. A link of this name is replaced itself, not what it leads to.
     ///
     /// # Errors
-    /// As the file system's.
-    pub fn put(&self, part: &str) -> Result<(), PlaceError> {
-        Ok(rustix::fs::renameat(&self.folder, part, &self.folder, self.name.as_str())?)
+    /// [`PlaceError::Exists`]; else as the file system's.
+    pub fn put(&self, part: &str, only_new: bool) -> Result<(), PlaceError> {
+        let flags = if only_new { RenameFlags::NOREPLACE } else { RenameFlags::empty() };
+        match rustix::fs::renameat_with(&self.folder, part, &self.folder, self.name.as_str(), flags) {
+            Err(Errno::EXIST) if only_new => Err(PlaceError::Exists),
+            // A file system that has no such step: what was looked at last must do.
+            Err(Errno::INVAL) if only_new => match self.stat() {
+                Ok(None) => Ok(rustix::fs::renameat(&self.folder, part, &self.folder, self.name.as_str())?),
+                _ => Err(PlaceError::Exists),
+            },
+            put => Ok(put?),
+        }
+    }
+
+    /// What has the name itself.
+    fn stat(&self) -> Result<Option<Stat>, PlaceError> {
+        match rustix::fs::statat(&self.folder, self.name.as_str(), AtFlags::SYMLINK_NOFOLLOW) {
+            Err(Errno::NOENT) => Ok(None),
+            stat => Ok(Some(stat?)),
+        }
     }
 
     /// What has the name now; `None` for nothing. Links within the share are followed.
@@ -131,10 +154,7 @@ impl Place {
     /// # Errors
     /// [`PlaceError::Outside`] for a link that leads elsewhere or nowhere.
     pub fn look(&self, root: &Path) -> Result<Option<Stat>, PlaceError> {
-        let stat = match rustix::fs::statat(&self.folder, self.name.as_str(), AtFlags::SYMLINK_NOFOLLOW) {
-            Err(Errno::NOENT) => return Ok(None),
-            stat => stat?,
-        };
+        let Some(stat) = self.stat()? else { return Ok(None) };
         if FileType::from_raw_mode(stat.st_mode) != FileType::Symlink {
             return Ok(Some(stat));
         }
@@ -150,17 +170,20 @@ impl Place {
     }
 
     /// Makes an empty file of the name `part` beside this name, with the rights of the file it is to
-    /// replace, if there is one. Whatever has that name is emptied.
+    /// replace, if there is one. Whatever had that name before makes way.
     ///
     /// # Errors
     /// [`PlaceError`].
     pub fn begin(&self, root: &Path, part: &str) -> Result<(), PlaceError> {
         let old = self.look(root)?;
-        if old.is_some_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Directory) {
-            return Err(PlaceError::IsAFolder);
+        match old.map(|stat| FileType::from_raw_mode(stat.st_mode)) {
+            None | Some(FileType::RegularFile) => {}
+            Some(FileType::Directory) => return Err(PlaceError::IsAFolder),
+            Some(_) => return Err(PlaceError::NotAFile),
         }
         let rights = old.map(|stat| Mode::from_raw_mode(stat.st_mode & 0o777));
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        self.remove(part);
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         // Nobody else looks into it before it has the rights of the one it replaces.
         let first = if old.is_some() { 0o600 } else { 0o666 };
         let file = rustix::fs::openat(&self.folder, part, flags, Mode::from_raw_mode(first))?;
@@ -171,7 +194,8 @@ impl Place {
         Ok(())
     }
 
-    /// Bytes of the file of the name `part` beside this name; `None` when there is none.
+    /// Bytes of the file of the name `part` beside this name; `None` when there is none, or something that
+    /// [`Place::begin`] did not make.
     ///
     /// # Errors
     /// As the file system's.
@@ -179,20 +203,21 @@ impl Place {
         match rustix::fs::statat(&self.folder, part, AtFlags::SYMLINK_NOFOLLOW) {
             Err(Errno::NOENT) => Ok(None),
             Err(error) => Err(error.into()),
-            Ok(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile => {
-                Ok(Some(stat.st_size.unsigned_abs()))
-            }
-            Ok(_) => Ok(None),
+            Ok(stat) => Ok(is_ours(&stat).then_some(stat.st_size.unsigned_abs())),
         }
     }
 
     /// Cuts the file of the name `part` beside this name to `size` bytes.
     ///
     /// # Errors
-    /// As the file system's.
+    /// As the file system's; [`PlaceError::NotAFile`] for something that [`Place::begin`] did not make.
     pub fn cut_part(&self, part: &str, size: u64) -> Result<(), PlaceError> {
-        let flags = OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        // A pipe would wait for its reader.
+        let flags = OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let file = rustix::fs::openat(&self.folder, part, flags, Mode::empty())?;
+        if !is_ours(&rustix::fs::fstat(&file)?) {
+            return Err(PlaceError::NotAFile);
+        }
         Ok(rustix::fs::ftruncate(&file, size)?)
     }
 
@@ -217,6 +242,11 @@ pub fn may_read(root: &Path, path: &RoutePath) -> Result<(), PlaceError> {
         }
         Err(error) => Err(error),
     }
+}
+
+/// Whether it can be what [`Place::begin`] made: a file with one name.
+fn is_ours(stat: &Stat) -> bool {
+    FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile && stat.st_nlink == 1
 }
 
 /// Where an opened file is, as the kernel says.
@@ -319,10 +349,43 @@ mod tests {
         let begin = |name: &str| Place::open(&root, &path(name), true).unwrap().begin(&root, part);
         assert!(matches!(begin("d"), Err(PlaceError::IsAFolder)));
         assert!(matches!(begin("out"), Err(PlaceError::Outside)));
-        place.remove(part);
-        symlink(outside.join("victim"), root.join(part)).unwrap();
-        assert!(begin("f").is_err());
-        assert_eq!(std::fs::read_dir(&outside).unwrap().count(), 0);
+        // What somebody puts under the hidden name makes way, and is nothing that was kept.
+        let pipe =
+            |at: &Path| rustix::fs::mknodat(rustix::fs::CWD, at, FileType::Fifo, Mode::RWXU, 0).unwrap();
+        std::fs::write(outside.join("victim"), "untouched").unwrap();
+        for trap in ["a link", "a pipe", "another name of a file"] {
+            assert!(place.remove(part));
+            match trap {
+                "a link" => symlink(outside.join("new"), root.join(part)).unwrap(),
+                "a pipe" => pipe(&root.join(part)),
+                _ => std::fs::hard_link(outside.join("victim"), root.join(part)).unwrap(),
+            }
+            assert_eq!(place.part_size(part).unwrap(), None, "{trap}");
+            assert!(place.cut_part(part, 0).is_err(), "{trap}");
+            place.begin(&root, part).unwrap();
+            assert_eq!(place.part_size(part).unwrap(), Some(0), "{trap}");
+        }
+        assert_eq!(std::fs::read(outside.join("victim")).unwrap(), b"untouched");
+        assert_eq!(std::fs::read_dir(&outside).unwrap().count(), 1);
+        // Nor does an upload take away what is no file.
+        pipe(&root.join("pipe"));
+        assert!(matches!(begin("pipe"), Err(PlaceError::NotAFile)));
+        assert!(root.join("pipe").exists());
+    }
+
+    #[test]
+    fn what_is_to_be_new_replaces_nothing() {
+        let (_dir, root, _) = root();
+        let part = path("f").part("0123abcd");
+        let part = part.split().unwrap().1;
+        let place = Place::open(&root, &path("f"), true).unwrap();
+        for only_new in [true, false] {
+            place.begin(&root, part).unwrap();
+            place.put(part, only_new).unwrap();
+        }
+        place.begin(&root, part).unwrap();
+        assert!(matches!(place.put(part, true), Err(PlaceError::Exists)));
+        assert_eq!(place.part_size(part).unwrap(), Some(0), "it is still there");
     }
 
     #[test]

@@ -21,6 +21,7 @@ use hyper::{Method, Request, Response};
 use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
 use tokio::time::{Instant, Sleep};
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
 /// Most connections that wait for their next exchange.
 const MAX_IDLE: usize = 64;
@@ -203,6 +204,8 @@ pub enum UploadEnd {
     Malformed,
     /// It is longer than announced.
     TooLong,
+    /// Its caller may not send it any more.
+    Revoked,
 }
 
 /// What is known of an upload, also after its body is gone.
@@ -216,24 +219,43 @@ pub struct Progress {
 /// A caller's body on its way to the file server. However it ends, for the file server it ends in
 /// order: then it has written all it got, and says so, before anybody goes on with the rest.
 pub struct Upload {
-    body: Incoming,
+    /// Absent once it has ended.
+    body: Option<Incoming>,
     announced: Option<u64>,
-    /// At most so many bytes.
-    limit: Option<u64>,
+    rules: UploadRules,
     progress: Rc<Progress>,
-    patience: Duration,
     waits: Option<Pin<Box<Sleep>>>,
+    revoked: Pin<Box<WaitForCancellationFutureOwned>>,
+}
+
+/// What holds for an upload.
+pub struct UploadRules {
+    /// At most so many bytes pass.
+    pub limit: Option<u64>,
+    /// It is cut when nothing comes for so long.
+    pub patience: Duration,
+    /// It is cut when its caller may not send it any more.
+    pub revoked: CancellationToken,
+    /// Takes the rest of a body that the file server did not want.
+    pub dismiss: fn(Incoming),
 }
 
 impl Upload {
-    /// `body`, of which at most `limit` bytes pass; it is cut when nothing comes for `patience`.
-    pub fn new(body: Incoming, limit: Option<u64>, patience: Duration) -> (Self, Rc<Progress>) {
+    /// `body` on its way.
+    pub fn new(body: Incoming, rules: UploadRules) -> (Self, Rc<Progress>) {
         let progress = Rc::new(Progress { received: Cell::new(0), end: Cell::new(UploadEnd::Running) });
         let announced = body.size_hint().exact();
-        (Self { body, announced, limit, progress: progress.clone(), patience, waits: None }, progress)
+        let revoked = Box::pin(rules.revoked.clone().cancelled_owned());
+        (
+            Self { body: Some(body), announced, rules, progress: progress.clone(), waits: None, revoked },
+            progress,
+        )
     }
 
-    fn end(&self, end: UploadEnd) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+    fn end(&mut self, end: UploadEnd) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+        if matches!(end, UploadEnd::Whole | UploadEnd::Cut | UploadEnd::Malformed) {
+            self.body = None;
+        }
         self.progress.end.set(end);
         Poll::Ready(None)
     }
@@ -242,11 +264,15 @@ impl Upload {
         if self.progress.end.get() != UploadEnd::Running {
             return Poll::Ready(None);
         }
+        if self.revoked.as_mut().poll(cx).is_ready() {
+            return self.end(UploadEnd::Revoked);
+        }
         loop {
-            let frame = match Pin::new(&mut self.body).poll_frame(cx) {
+            let Some(body) = &mut self.body else { return Poll::Ready(None) };
+            let frame = match Pin::new(body).poll_frame(cx) {
                 Poll::Ready(frame) => frame,
                 Poll::Pending => {
-                    let patience = self.patience;
+                    let patience = self.rules.patience;
                     let waits = self
                         .waits
                         .get_or_insert_with(|| Box::pin(tokio::time::sleep_until(Instant::now() + patience)));
@@ -266,13 +292,21 @@ impl Upload {
                 Some(Ok(frame)) => {
                     let Ok(data) = frame.into_data() else { continue };
                     let received = received + data.len() as u64;
-                    if self.limit.is_some_and(|limit| received > limit) {
+                    if self.rules.limit.is_some_and(|limit| received > limit) {
                         return self.end(UploadEnd::TooLong);
                     }
                     self.progress.received.set(received);
                     return Poll::Ready(Some(Ok(Frame::data(data))));
                 }
             }
+        }
+    }
+}
+
+impl Drop for Upload {
+    fn drop(&mut self) {
+        if let Some(body) = self.body.take() {
+            (self.rules.dismiss)(body);
         }
     }
 }

@@ -130,21 +130,38 @@ fn a_call_under_a_token_that_is_replaced_says_so() {
     assert!(err.contains("the token was replaced after the call had been sent"), "{err}");
 }
 
+/// What `a2mcp connect python` prints, about to call `hang`.
+fn script(wrap: &Wrap) -> Command {
+    let url = format!("http://127.0.0.1:{}/mcp", wrap.port());
+    let (code, script, err) = cli(&["connect", "python", "--url", &url], None, &Default::default());
+    assert_eq!(code, 0, "{err}");
+    let mut command = Command::new("python3");
+    command.args(["-c", &script, "--url", &url, "call", "hang"]).env("A2MCP_TOKEN", wrap.token());
+    command
+}
+
+#[test]
+fn a_call_whose_connection_breaks_says_that_it_may_be_sent_again() {
+    for by_script in [false, true] {
+        let wrap = Wrap::start_with(r#"{"streamAfterMs":60000}"#, &[], &[]);
+        let child = if by_script { begun(&wrap, script(&wrap)) } else { hanging(&wrap) };
+        wrap.sidecar().signal(Signal::KILL);
+        let (code, err) = ended(child);
+        assert_eq!(code, Some(3), "{err}");
+        assert!(
+            err.contains("the connection was lost") && err.contains("run the same command again"),
+            "{err}"
+        );
+        assert_eq!(wrap.noted("call").len(), 1);
+    }
+}
+
 #[test]
 fn an_interrupt_cancels_the_call_and_says_so() {
-    let (_, script, _) =
-        cli(&["connect", "python", "--url", "http://localhost:1/mcp"], None, &Default::default());
     for streams in [0, 60_000] {
         for by_script in [false, true] {
             let wrap = Wrap::start_with(&json!({ "streamAfterMs": streams }).to_string(), &[], &[]);
-            let child = if by_script {
-                let mut command = Command::new("python3");
-                let url = format!("http://127.0.0.1:{}/mcp", wrap.port());
-                command.args(["-c", &script, "--url", &url, "call", "hang"]).env("A2MCP_TOKEN", wrap.token());
-                begun(&wrap, command)
-            } else {
-                hanging(&wrap)
-            };
+            let child = if by_script { begun(&wrap, script(&wrap)) } else { hanging(&wrap) };
             Identity::of(child.id()).unwrap().signal(Signal::INT);
             let (code, err) = ended(child);
             assert_eq!(code, Some(130), "{err}");

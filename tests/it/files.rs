@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 
+use crate::support::wrap::{self, Wrap};
 use crate::support::{Answer, Host, Setup, eventually};
 
 fn error(result: &Value) -> &str {
@@ -115,6 +116,13 @@ fn agents_directories_and_our_programs_are_never_shared() {
     assert!(
         refused("elsewhere").contains("it holds this bridge's own files (the directory of its programs)")
     );
+    // Nor is what holds another bridge that runs.
+    let other = tempfile::tempdir_in(path.join("fine")).unwrap();
+    let mut server = std::process::Command::new("python3");
+    server.arg(wrap::script());
+    let wrap = Wrap::start_command(other, "{}", &[], &server);
+    assert!(refused("fine").contains("it holds the files of another bridge"));
+    drop(wrap);
     assert!(refused("fine").contains("/no/such/dufs"), "and it still works");
 }
 

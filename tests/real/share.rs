@@ -122,9 +122,14 @@ impl Shared {
 
     /// Sends the head of an upload of `length` bytes.
     pub(crate) fn begin_put(&self, path: &str, length: u64) -> Connection {
+        self.begin_put_if(path, length, "")
+    }
+
+    /// As [`Shared::begin_put`], with more header lines.
+    pub(crate) fn begin_put_if(&self, path: &str, length: u64, more: &str) -> Connection {
         let mut connection = Connection::open(self.host.port);
         let head = format!(
-            "PUT /xfer{path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {}\r\nContent-Length: {length}\r\n\r\n",
+            "PUT /xfer{path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {}\r\n{more}Content-Length: {length}\r\n\r\n",
             self.host.token
         );
         connection.write(head.as_bytes()).unwrap();

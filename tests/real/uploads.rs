@@ -1,5 +1,6 @@
 //! Contract 6, uploads: atomic, never harmful when cut, and continued with two curl lines.
 
+use std::io::Read as _;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
 
 use crate::share::{Shared, VERSIONS, names, ok};
@@ -239,14 +240,118 @@ fn an_upload_that_is_to_replace_only_what_its_sender_knows_replaces_nothing_else
         for value in ["\"another\"", "*"] {
             assert_eq!(put("/none/g", "If-Match", value).status, 412, "{value}");
         }
-        assert_eq!(shared.read("none/g"), None);
+        assert_eq!(shared.names(""), ["f"], "not even a folder was made");
         assert_eq!(put("/new", "If-Unmodified-Since", time).status, 201, "there is nothing to lose");
         assert_eq!(put("/f", "If-None-Match", "\"another\"").status, 201);
         assert_eq!(put("/f", "If-Match", "*").status, 201);
         let tag = shared.get("/f").header("etag").unwrap().to_owned();
         assert_eq!(put("/f", "If-Match", &tag).status, 201);
         assert_eq!(shared.read("f").unwrap(), b"new");
+        // The same for the rest of one that was cut.
+        shared.cut_put("/f", b"01", 4);
+        let rest = |name: &str, value: &str| {
+            let headers = [("X-Update-Range", "append"), ("X-Upload-Length", "4"), (name, value)];
+            shared.ask("PATCH", "/f?part", &headers, b"23").status
+        };
+        assert_eq!(rest("If-Match", "\"another\""), 412);
+        assert_eq!(rest("If-None-Match", "*"), 412);
+        assert_eq!((shared.read("f").unwrap(), shared.part("/f")), (b"new".to_vec(), Some(2)));
+        assert_eq!(rest("If-Match", shared.get("/f").header("etag").unwrap()), 201);
+        assert_eq!(shared.read("f").unwrap(), b"0123");
+        // And it holds when the new file takes the old one's place, not only when it begins to come.
+        let tag = shared.get("/f").header("etag").unwrap().to_owned();
+        let conditions = [("f", format!("If-Match: {tag}\r\n")), ("g", "If-None-Match: *\r\n".to_owned())];
+        for (name, condition) in conditions {
+            let path = format!("/{name}");
+            let mut connection = shared.begin_put_if(&path, 4, &condition);
+            connection.write(b"AB").unwrap();
+            eventually("the first half", || (shared.arrived(&path)? == 2).then_some(()));
+            shared.write(name, "somebody else's");
+            connection.write(b"CD").unwrap();
+            let reply = connection.read().unwrap();
+            assert_eq!(reply.status, 412, "{condition}: {}", reply.text());
+            assert_eq!(shared.read(name).unwrap(), b"somebody else's");
+            assert_eq!(shared.part(&path), Some(4), "what came is not lost");
+            let headers = [("X-Update-Range", "append"), ("X-Upload-Length", "4")];
+            assert_eq!(shared.ask("PATCH", &format!("{path}?part"), &headers, b"").status, 201);
+            assert_eq!(shared.read(name).unwrap(), b"ABCD");
+        }
     }
+}
+
+/// Somebody on the host's machine may write in the shared folder, too.
+#[test]
+fn what_somebody_puts_under_the_hidden_name_harms_nothing() {
+    let shared = Shared::start(VERSIONS[0]);
+    let victim = shared.outside().join("victim");
+    std::fs::write(&victim, "untouched").unwrap();
+    let mkfifo = |path: &std::path::Path| {
+        assert!(std::process::Command::new("mkfifo").arg(path).status().unwrap().success());
+    };
+    shared.write("f", "old");
+    for round in 0..8 {
+        shared.cut_put("/f", b"01", 4);
+        let hidden = shared.names("").into_iter().find(|name| name.starts_with('.')).unwrap();
+        let hidden = shared.root().join(hidden);
+        std::fs::remove_file(&hidden).unwrap();
+        match round {
+            // As many pipes as there are threads for them, and more.
+            0..6 => mkfifo(&hidden),
+            6 => symlink(&victim, &hidden).unwrap(),
+            _ => std::fs::hard_link(&victim, &hidden).unwrap(),
+        }
+        let headers = [("X-Update-Range", "append"), ("X-Upload-Length", "4")];
+        assert_eq!(shared.ask("PATCH", "/f?part", &headers, b"23").status, 404, "{round}");
+        assert_eq!(shared.part("/f"), None, "{round}");
+        assert_eq!(shared.put("/f", format!("new {round}")), 201);
+        assert_eq!(shared.read("f").unwrap(), format!("new {round}").as_bytes());
+    }
+    assert_eq!(std::fs::read(&victim).unwrap(), b"untouched");
+    // Nor does a caller take away what is no file.
+    mkfifo(&shared.root().join("pipe"));
+    let socket = std::os::unix::net::UnixListener::bind(shared.root().join("socket")).unwrap();
+    for name in ["/pipe", "/socket"] {
+        assert_eq!(shared.get(name).status, 404);
+        let reply = shared.ask("PUT", name, &[], b"x");
+        assert!(
+            reply.status == 409 && reply.text().contains("neither a file nor a folder"),
+            "{}",
+            reply.text()
+        );
+    }
+    drop(socket);
+    assert_eq!(shared.names(""), ["f", "pipe", "socket"]);
+}
+
+#[test]
+fn a_replaced_token_cuts_the_transfers_that_came_with_it() {
+    let mut shared = Shared::start(VERSIONS[0]);
+    const SIZE: usize = 64 << 20;
+    shared.write("big", vec![7; SIZE]);
+    let mut up = shared.begin_put("/up", 1000);
+    up.write(&[1; 500]).unwrap();
+    eventually("the first half", || (shared.arrived("/up")? == 500).then_some(()));
+    let bearer = format!("Bearer {}", shared.host.token);
+    let mut down = Connection::open(shared.host.port);
+    down.send("GET", "/xfer/big", &[("Authorization", &bearer)], b"").unwrap();
+    let mut first = [0; 4096];
+    down.socket().read_exact(&mut first).unwrap();
+    assert!(first.starts_with(b"HTTP/1.1 200"), "it has begun");
+    let (code, _, err) = shared.host.cli(&["rotate"]);
+    assert_eq!(code, 0, "{err}");
+    let reply = up.read().unwrap();
+    assert!(reply.status == 401 && reply.text().contains("the token was replaced"), "{}", reply.text());
+    let mut rest = Vec::new();
+    let _ = down.socket().read_to_end(&mut rest);
+    assert!(rest.len() < SIZE - (8 << 20), "{} bytes came in all", rest.len());
+    // The new token goes on with what was cut.
+    let config: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(shared.host.path("a2mcp.json")).unwrap()).unwrap();
+    shared.host.token = config["token"].as_str().unwrap().to_owned();
+    eventually("the end of the upload", || (shared.part("/up")? == 500).then_some(()));
+    let headers = [("X-Update-Range", "append"), ("X-Upload-Length", "1000")];
+    assert_eq!(shared.ask("PATCH", "/up?part", &headers, &[1; 500]).status, 201);
+    assert_eq!(shared.get("/big").body.len(), SIZE);
 }
 
 #[test]

@@ -51,7 +51,7 @@ impl Share {
                 return words(StatusCode::INTERNAL_SERVER_ERROR, text);
             }
         };
-        let archive = Archive { first: Some(first), body, ending: Ending::default(), _transfer: transfer };
+        let archive = Archive { first: Some(first), body, ending: Ending::default(), transfer };
         relayed(&head, archive)
     }
 
@@ -79,7 +79,7 @@ struct Archive {
     first: Option<Frame<Bytes>>,
     body: Reply,
     ending: Ending,
-    _transfer: Transfer,
+    transfer: Transfer,
 }
 
 impl HttpBody for Archive {
@@ -89,7 +89,10 @@ impl HttpBody for Archive {
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
         let frame = match self.first.take() {
             Some(first) => Some(Ok(first)),
-            None => ready!(Pin::new(&mut self.body).poll_frame(cx)),
+            None => {
+                let frame = Pin::new(&mut self.body).poll_frame(cx);
+                ready!(self.transfer.allow(frame, cx))
+            }
         };
         if let Some(Ok(frame)) = &frame
             && let Some(piece) = frame.data_ref()

@@ -15,10 +15,14 @@ mod upload;
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashSet;
+use std::io;
 use std::path::PathBuf;
+use std::pin::Pin;
 use std::rc::Rc;
+use std::task::{Context, Poll};
 
 use tokio::sync::mpsc;
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
 use super::{Core, now_ms};
 use crate::control::status;
@@ -29,7 +33,7 @@ use crate::xfer::{Installed, Terms};
 
 use owner::Command;
 use tools::aside;
-pub(super) use tools::{OWN_TOOLS, OwnTool};
+pub(super) use tools::{FILE_THREADS, OWN_TOOLS, OwnTool};
 
 /// Requests to the owner that wait.
 const MAX_COMMANDS: usize = 16;
@@ -103,6 +107,8 @@ pub(super) struct Shares {
     /// For the owner, until it runs.
     asked: Cell<Option<mpsc::Receiver<Command>>>,
     transfers: Cell<usize>,
+    /// Cancelled when the bridge's token is replaced.
+    token: RefCell<CancellationToken>,
 }
 
 impl Default for Shares {
@@ -115,26 +121,54 @@ impl Default for Shares {
             commands,
             asked,
             transfers: Cell::new(0),
+            token: RefCell::default(),
         }
     }
 }
 
-/// One request on `/xfer/` from its head to the last byte of its answer.
-struct Transfer(Rc<Core>);
+/// One request on `/xfer/` from its head to the last byte of its answer, or to the end of its token.
+struct Transfer {
+    core: Rc<Core>,
+    token: CancellationToken,
+    /// Made when a body has to wait for the first time.
+    revoked: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
+}
 
 impl Transfer {
     fn begin(core: &Rc<Core>) -> Self {
         core.shares.transfers.set(core.shares.transfers.get() + 1);
-        Self(core.clone())
+        Self { core: core.clone(), token: core.shares.token.borrow().clone(), revoked: None }
+    }
+
+    /// Cancelled when the token it came with was replaced.
+    fn revoked(&self) -> CancellationToken {
+        self.token.clone()
+    }
+
+    /// The next piece of its body, or an error once its token was replaced.
+    fn allow<T>(
+        &mut self,
+        piece: Poll<Option<io::Result<T>>>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<io::Result<T>>> {
+        let is_revoked = match &piece {
+            Poll::Ready(_) => self.token.is_cancelled(),
+            Poll::Pending => {
+                let token = &self.token;
+                let revoked = self.revoked.get_or_insert_with(|| Box::pin(token.clone().cancelled_owned()));
+                revoked.as_mut().poll(cx).is_ready()
+            }
+        };
+        if is_revoked { Poll::Ready(Some(Err(io::Error::other("the token was replaced")))) } else { piece }
     }
 }
 
 impl Drop for Transfer {
     fn drop(&mut self) {
-        let transfers = &self.0.shares.transfers;
+        let transfers = &self.core.shares.transfers;
         transfers.set(transfers.get() - 1);
         if transfers.get() == 0 {
-            self.0.call_ended.notify_waiters();
+            self.core.call_ended.notify_waiters();
         }
     }
 }
@@ -149,6 +183,11 @@ impl Core {
     /// The terms of the share, for the state file.
     pub(super) fn share_terms(&self) -> Option<Terms> {
         self.shares.current.borrow().as_ref().map(|share| share.terms.clone())
+    }
+
+    /// Cuts every transfer that came with the token of so far.
+    pub(super) fn cut_transfers(&self) {
+        self.shares.token.take().cancel();
     }
 
     /// Waits until no transfer is in flight.

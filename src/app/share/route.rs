@@ -26,7 +26,7 @@ use crate::xfer::rules::{self, ALLOW_FILE, ALLOW_FOLDER, Wish};
 use crate::xfer::upstream::{Reply, Sent, UpstreamError};
 
 /// What is read and thrown away of a body nobody wants.
-const UNREAD: usize = 1 << 20;
+pub(super) const UNREAD: usize = 1 << 20;
 /// Which parts of WebDAV there are: no locks.
 const DAV: HeaderName = HeaderName::from_static("dav");
 const DAV_CLASS: HeaderValue = HeaderValue::from_static("1");
@@ -238,7 +238,9 @@ impl Share {
             // It does not say why.
             Ok(reply) if reply.status().is_server_error() => {
                 match aside(move || place.map_or(Ok(()), |place| place.may_write())).await {
-                    Ok(()) => relay(reply, transfer),
+                    Ok(()) => {
+                        words(StatusCode::CONFLICT, "the file server could not make a folder of this name")
+                    }
                     Err(error) => misplaced(&error),
                 }
             }
@@ -330,6 +332,8 @@ pub(super) fn misplaced(error: &PlaceError) -> Response<Body> {
         PlaceError::Outside => StatusCode::FORBIDDEN,
         PlaceError::NotAFolder | PlaceError::NoFolder => StatusCode::CONFLICT,
         PlaceError::IsAFolder => StatusCode::METHOD_NOT_ALLOWED,
+        PlaceError::NotAFile => StatusCode::CONFLICT,
+        PlaceError::Exists => StatusCode::PRECONDITION_FAILED,
         PlaceError::Io(error) => match error.kind() {
             ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => StatusCode::FORBIDDEN,
             ErrorKind::StorageFull | ErrorKind::QuotaExceeded => StatusCode::INSUFFICIENT_STORAGE,
@@ -371,7 +375,7 @@ fn size_of(reply: &Response<Reply>) -> Option<u64> {
 /// A reply of the file server as the caller's.
 fn relay(reply: Response<Reply>, transfer: Transfer) -> Response<Body> {
     let (head, body) = reply.into_parts();
-    relayed(&head, Relayed { body, _transfer: transfer })
+    relayed(&head, Relayed { body, transfer })
 }
 
 /// The head of a reply of the file server as the caller's, with a body made of its.
@@ -387,7 +391,7 @@ pub(super) fn relayed(
 
 struct Relayed {
     body: Reply,
-    _transfer: Transfer,
+    transfer: Transfer,
 }
 
 impl HttpBody for Relayed {
@@ -398,7 +402,8 @@ impl HttpBody for Relayed {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<std::io::Result<Frame<Bytes>>>> {
-        Pin::new(&mut self.body).poll_frame(cx)
+        let frame = Pin::new(&mut self.body).poll_frame(cx);
+        self.transfer.allow(frame, cx)
     }
 
     fn is_end_stream(&self) -> bool {

@@ -3,15 +3,17 @@
 
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::time::Duration;
 
 use serde_json::{Map, Value, json};
-use tokio::sync::oneshot;
+use tokio::sync::{Semaphore, oneshot};
 
 use super::owner::Command;
 use super::{Phase, Share};
 use crate::app::exchange::Exchange;
 use crate::app::{Core, now_ms};
 use crate::config::follow_links;
+use crate::control;
 use crate::frame::raw::quote;
 use crate::install::{Progress, Tool};
 use crate::mcp::call::ToolResult;
@@ -21,6 +23,11 @@ use crate::xfer::{Installed, ROUTE, Terms};
 
 /// How long a share lasts unless the caller says otherwise.
 const DEFAULT_TTL: u64 = 3600;
+/// For so long other bridges are asked what is theirs.
+const OTHERS: Duration = Duration::from_secs(1);
+/// So much file work goes on at a time.
+pub(in crate::app) const FILE_THREADS: usize = 8;
+static FILE_WORK: Semaphore = Semaphore::const_new(FILE_THREADS);
 /// How long one may last.
 const MAX_TTL: u64 = 366 * 86_400;
 /// Never shared, nor anything inside.
@@ -104,7 +111,8 @@ impl Core {
         let path = path.ok_or("xfer_share needs a 'path' — the file or directory to serve")?;
         let ttl_seconds = ttl(arguments.get("ttlSeconds"))?;
         let wanted = self.expand(path);
-        let forbidden = self.own_files();
+        let mut forbidden = self.own_files();
+        forbidden.others = self.other_bridges().await;
         let (path, is_file) = aside(move || examine(&wanted, &forbidden)).await?;
         let (program, installed) = self.file_server(Some(exchange)).await?;
         let (answer, answered) = oneshot::channel();
@@ -257,6 +265,7 @@ impl Core {
         dirs.extend(others.chain(programs).filter_map(|(dir, what)| Some((dir.canonicalize().ok()?, what))));
         OwnFiles {
             dirs,
+            others: Vec::new(),
             files: vec![
                 canonical(self.dir.config_file()),
                 self.dir.config_file().to_path_buf(),
@@ -265,6 +274,19 @@ impl Core {
                 canonical(&self.dir.stderr(self.address.port())),
             ],
         }
+    }
+}
+
+impl Core {
+    /// What belongs to the user's other bridges that run now, as far as they say so at once.
+    async fn other_bridges(&self) -> Vec<PathBuf> {
+        let found = tokio::time::timeout(OTHERS, control::find()).await;
+        let others = found.into_iter().flatten().flatten().filter_map(|found| found.status.ok());
+        let others = others.filter(|status| status.pid != std::process::id());
+        others
+            .flat_map(|status| [status.agent_dir, status.config_file, status.audit_file])
+            .filter_map(|path| Path::new(&path).canonicalize().ok())
+            .collect()
     }
 }
 
@@ -291,6 +313,8 @@ struct OwnFiles {
     dirs: Vec<(PathBuf, &'static str)>,
     /// No share is or holds one.
     files: Vec<PathBuf>,
+    /// Nor one of these, which are other bridges'.
+    others: Vec<PathBuf>,
 }
 
 impl OwnFiles {
@@ -307,6 +331,9 @@ impl OwnFiles {
         }
         if self.files.iter().any(|file| file.starts_with(path)) {
             return Some("it holds this bridge's config, audit or log; name another directory".into());
+        }
+        if self.others.iter().any(|other| other.starts_with(path)) {
+            return Some("it holds the files of another bridge; name another directory".into());
         }
         let is_agents = |dir: &Path| {
             ["a2mcp.json", "a2mcp.state"].iter().all(|name| dir.join(name).symlink_metadata().is_ok())
@@ -364,8 +391,11 @@ fn reason_against(wanted: &Path, own: &OwnFiles) -> Result<(PathBuf, bool), Stri
     Ok((path, meta.is_file()))
 }
 
-/// Runs file work beside the one thread everything else runs on.
+/// Runs file work beside the one thread everything else runs on. At most [`FILE_THREADS`] at a time: a file
+/// system that hangs holds up the share and nothing else.
 pub(super) async fn aside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    // It is never closed.
+    let _permit = FILE_WORK.acquire().await;
     match tokio::task::spawn_blocking(work).await {
         Ok(done) => done,
         Err(panic) => std::panic::resume_unwind(panic.into_panic()),
@@ -405,6 +435,7 @@ mod tests {
         std::fs::write(agent.join("a2mcp.json"), "{}").unwrap();
         std::os::unix::fs::symlink(&agent, base.join("fine/link")).unwrap();
         let own = OwnFiles {
+            others: Vec::new(),
             dirs: vec![(agent.clone(), "its agent directory"), (base.join("run/a2mcp"), "sockets")],
             files: vec![agent.join("a2mcp.json"), base.join("logs/audit")],
         };

@@ -7,6 +7,7 @@
 //! An upload is a task of its own: when its caller vanishes, the file server still writes what came,
 //! and only then may somebody go on with the rest.
 
+use std::collections::HashSet;
 use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
@@ -18,16 +19,18 @@ use hyper::header::{
 };
 use hyper::{Method, Response, StatusCode};
 use tokio::sync::oneshot;
+use tokio_util::sync::CancellationToken;
 
-use super::route::{Broken, dismiss, misplaced, words};
+use super::route::{Broken, UNREAD, dismiss, misplaced, words};
 use super::tools::aside;
 use super::{Share, Transfer};
 use crate::app::Core;
 use crate::http::Body;
+use crate::http::body::drain;
 use crate::xfer::path::RoutePath;
 use crate::xfer::place::{Place, PlaceError};
 use crate::xfer::rules::{UPDATE_RANGE, UPLOAD_LENGTH, UPLOAD_OFFSET};
-use crate::xfer::upstream::{Sent, Upload, UploadEnd};
+use crate::xfer::upstream::{Sent, Upload, UploadEnd, UploadRules};
 
 /// A caller that sends nothing for so long is gone; what it sent is kept.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -39,20 +42,53 @@ struct Uploading {
     core: Rc<Core>,
     share: Rc<Share>,
     path: RoutePath,
+    conditions: Conditions,
+}
+
+/// What its caller wants to hold of what is there now, when it is judged and still when it is replaced
+/// (RFC 9110, 13.1).
+#[derive(Default)]
+struct Conditions {
+    /// Those that the file server can judge.
+    headers: HeaderMap,
+    /// There is something (`If-Match`, whichever).
+    must_exist: bool,
+    /// There is nothing (`If-None-Match: *`).
+    must_be_new: bool,
+}
+
+impl Conditions {
+    fn of(request: &HeaderMap) -> Self {
+        let mut headers = HeaderMap::new();
+        for name in [IF_MATCH, IF_UNMODIFIED_SINCE, IF_NONE_MATCH] {
+            let values = request.get_all(&name).iter().filter(|value| value.as_bytes() != b"*");
+            headers.extend(values.map(|value| (name.clone(), value.clone())));
+        }
+        Self {
+            headers,
+            must_exist: request.contains_key(IF_MATCH),
+            must_be_new: request.get(IF_NONE_MATCH).is_some_and(|tag| tag.as_bytes() == b"*"),
+        }
+    }
 }
 
 impl Uploading {
     /// The upload of the file that really is at `path`; the refusal when there is one already, or when the
     /// share has ended while that was found out.
     #[expect(clippy::result_large_err, reason = "the refusal is the response; it is moved once")]
-    fn begin(core: &Rc<Core>, share: &Rc<Share>, path: RoutePath) -> Result<Self, Response<Body>> {
+    fn begin(
+        core: &Rc<Core>,
+        share: &Rc<Share>,
+        path: RoutePath,
+        conditions: Conditions,
+    ) -> Result<Self, Response<Body>> {
         if share.is_over() {
             return Err(share.gone());
         }
         if !share.uploading.borrow_mut().insert(path.clone()) {
             return Err(words(StatusCode::CONFLICT, UNDER_WAY));
         }
-        Ok(Self { core: core.clone(), share: share.clone(), path })
+        Ok(Self { core: core.clone(), share: share.clone(), path, conditions })
     }
 }
 
@@ -90,34 +126,38 @@ impl Core {
             let text = "PUT replaces a whole file; to continue a cut upload use PATCH with ?part";
             return refuse(body, words(StatusCode::BAD_REQUEST, text));
         }
+        if headers.contains_key(UPDATE_RANGE) {
+            let text =
+                "X-Update-Range continues a cut upload: use PATCH with ?part; PUT replaces a whole file";
+            return refuse(body, words(StatusCode::BAD_REQUEST, text));
+        }
+        let conditions = Conditions::of(&headers);
+        // Before anything is made for it.
+        if let Some(refused) = share.unmet(&path, &conditions).await {
+            return refuse(body, refused);
+        }
         let (place, path) = match share.place(path, true).await {
             Ok(found) => found,
             Err(error) => return refuse(body, misplaced(&error)),
         };
         let part = path.part(&share.terms.id);
-        let uploading = match Uploading::begin(self, &share, path) {
+        let must_be_new = conditions.must_be_new;
+        let uploading = match Uploading::begin(self, &share, path, conditions) {
             Ok(uploading) => uploading,
             Err(refused) => return refuse(body, refused),
         };
-        if let Some(refused) = share.unmet(&uploading.path, &headers).await {
-            return refuse(body, refused);
-        }
-        let only_new = headers.get(IF_NONE_MATCH).is_some_and(|tag| tag.as_bytes() == b"*");
         let root = share.terms.path.clone();
         let begun = aside(move || {
-            if only_new && place.look(&root)?.is_some() {
-                return Ok(None);
+            if must_be_new && place.look(&root)?.is_some() {
+                return Err(PlaceError::Exists);
             }
             let had_part = place.part_size(part.name())?.is_some();
             place.begin(&root, part.name())?;
-            Ok::<_, PlaceError>(Some(had_part))
+            Ok(had_part)
         });
         let had_part = match begun.await {
+            Ok(had_part) => had_part,
             Err(error) => return refuse(body, misplaced(&error)),
-            Ok(None) => {
-                return refuse(body, words(StatusCode::PRECONDITION_FAILED, "a file of this name exists"));
-            }
-            Ok(Some(had_part)) => had_part,
         };
         if share.parts.borrow_mut().remove(&uploading.path) && !had_part {
             share.has_strays.set(true);
@@ -138,7 +178,12 @@ impl Core {
             dismiss(&headers, body);
             words(status, text)
         };
-        let text = |name: &HeaderName| headers.get(name).and_then(|value| value.to_str().ok()).map(str::trim);
+        // One that stands there twice says nothing.
+        let text = |name: &HeaderName| {
+            let mut values = headers.get_all(name).iter();
+            let value = values.next().filter(|_| values.next().is_none());
+            value.and_then(|value| value.to_str().ok()).map(str::trim)
+        };
         if text(&UPDATE_RANGE) != Some("append") {
             return refuse(
                 body,
@@ -155,9 +200,16 @@ impl Core {
             let text = "X-Upload-Offset must say at which byte of the file the request begins";
             return refuse(body, StatusCode::BAD_REQUEST, text);
         }
+        let conditions = Conditions::of(&headers);
+        if let Some(refused) = share.unmet(&path, &conditions).await {
+            dismiss(&headers, body);
+            return refused;
+        }
         let found = share.place(path, false).await;
         let begun = match found {
-            Ok((place, path)) => Uploading::begin(self, &share, path).map(|uploading| (place, uploading)),
+            Ok((place, path)) => {
+                Uploading::begin(self, &share, path, conditions).map(|uploading| (place, uploading))
+            }
             Err(error) => Err(no_part(&error)),
         };
         let (place, uploading) = match begun {
@@ -168,7 +220,14 @@ impl Core {
             }
         };
         let part = uploading.path.part(&share.terms.id);
-        let from = match aside(move || place.part_size(part.name())).await {
+        let (root, must_be_new) = (share.terms.path.clone(), uploading.conditions.must_be_new);
+        let found = aside(move || {
+            if must_be_new && place.look(&root)?.is_some() {
+                return Err(PlaceError::Exists);
+            }
+            place.part_size(part.name())
+        });
+        let from = match found.await {
             Ok(Some(size)) => size,
             Ok(None) => return refuse(body, StatusCode::NOT_FOUND, NO_PART),
             Err(error) => {
@@ -212,7 +271,7 @@ async fn take(uploading: Uploading, body: Incoming, extent: Extent, transfer: Tr
     let (answer, answered) = oneshot::channel();
     let (tasks, share) = (uploading.core.tasks.clone(), uploading.share.clone());
     tasks.spawn_local(async move {
-        let response = uploading.run(body, extent).await;
+        let response = uploading.run(body, extent, transfer.revoked()).await;
         drop((uploading, transfer));
         let _ = answer.send(response);
     });
@@ -220,13 +279,14 @@ async fn take(uploading: Uploading, body: Incoming, extent: Extent, transfer: Tr
 }
 
 impl Uploading {
-    async fn run(&self, body: Incoming, extent: Extent) -> Response<Body> {
+    async fn run(&self, body: Incoming, extent: Extent, revoked: CancellationToken) -> Response<Body> {
         let (from, limit) = match extent {
             Extent::All => (0, None),
             Extent::Rest { from, total } => (from, Some(total - from)),
         };
         let part = self.path.part(&self.share.terms.id);
-        let (upload, progress) = Upload::new(body, limit, PATIENCE);
+        let rules = UploadRules { limit, patience: PATIENCE, revoked, dismiss: |rest| drain(rest, UNREAD) };
+        let (upload, progress) = Upload::new(body, rules);
         let mut headers = HeaderMap::new();
         headers.insert(UPDATE_RANGE, HeaderValue::from_static("append"));
         let sent = Sent::Upload(Box::new(upload));
@@ -259,6 +319,9 @@ impl Uploading {
                 StatusCode::BAD_REQUEST,
                 "the request's chunks are malformed; what came is kept, see ?part",
             ),
+            (Ok(status), UploadEnd::Revoked) if status.is_success() => {
+                words(StatusCode::UNAUTHORIZED, "the token was replaced; what came is kept, see ?part")
+            }
             (Ok(status), UploadEnd::Cut) if status.is_success() => {
                 words(StatusCode::REQUEST_TIMEOUT, "the upload stopped; what came is kept, see ?part")
             }
@@ -307,10 +370,15 @@ impl Uploading {
             self.keep(false).await;
             return self.share.gone();
         }
-        let put = self.at_part(|root, place, part| {
+        if let Some(refused) = self.share.unmet(&self.path, &self.conditions).await {
+            self.keep(false).await;
+            return refused;
+        }
+        let must_be_new = self.conditions.must_be_new;
+        let put = self.at_part(move |root, place, part| {
             // As when it began: over no link that leads out.
             place.look(root)?;
-            place.put(part)
+            place.put(part, must_be_new)
         });
         match put.await {
             Ok(()) => {
@@ -318,6 +386,10 @@ impl Uploading {
                 let mut response = Response::new(Body::Empty);
                 *response.status_mut() = StatusCode::CREATED;
                 response
+            }
+            Err(error @ PlaceError::Exists) => {
+                self.keep(false).await;
+                misplaced(&error)
             }
             Err(error) => {
                 tracing::warn!(%error, "an upload cannot be put in its place");
@@ -331,6 +403,9 @@ impl Uploading {
 
     /// What came is kept for whoever continues, unless it is nothing.
     async fn keep(&self, is_nothing: bool) {
+        if self.share.parts.borrow().len() >= MAX_PARTS {
+            self.share.forget_vanished().await;
+        }
         {
             let mut parts = self.share.parts.borrow_mut();
             if !is_nothing && (parts.contains(&self.path) || parts.len() < MAX_PARTS) {
@@ -373,21 +448,36 @@ impl Share {
         .await
     }
 
-    /// The refusal when a condition of the caller on what is there now does not hold (RFC 9110, 13.1); the
-    /// file server judges them for reads only. `If-None-Match: *` is looked at when the upload begins.
-    async fn unmet(self: &Rc<Self>, path: &RoutePath, headers: &HeaderMap) -> Option<Response<Body>> {
-        let mut conditions = HeaderMap::new();
-        for name in [IF_MATCH, IF_UNMODIFIED_SINCE, IF_NONE_MATCH] {
-            let values = headers.get_all(&name).iter().filter(|value| value.as_bytes() != b"*");
-            conditions.extend(values.map(|value| (name.clone(), value.clone())));
+    /// Forgets cut uploads of which nothing is left: somebody removed it.
+    async fn forget_vanished(&self) {
+        let (root, id) = (self.terms.path.clone(), self.terms.id.clone());
+        let parts = self.parts.borrow().clone();
+        let vanished = aside(move || {
+            let is_there = |path: &RoutePath| {
+                let part = path.part(&id);
+                let size = Place::open(&root, path, false).and_then(|place| place.part_size(part.name()));
+                !matches!(size, Ok(None) | Err(PlaceError::NoFolder))
+            };
+            parts.into_iter().filter(|path| !is_there(path)).collect::<HashSet<_>>()
+        });
+        let vanished = vanished.await;
+        if !vanished.is_empty() {
+            // Or its folder was moved.
+            self.has_strays.set(true);
         }
-        let must_exist = headers.contains_key(IF_MATCH);
-        if conditions.is_empty() && !must_exist {
+        self.parts.borrow_mut().retain(|path| !vanished.contains(path));
+    }
+
+    /// The refusal when a condition does not hold; the file server judges them for reads only. That nothing
+    /// may be there is not judged here.
+    async fn unmet(self: &Rc<Self>, path: &RoutePath, conditions: &Conditions) -> Option<Response<Body>> {
+        let Conditions { headers, must_exist, .. } = conditions;
+        if headers.is_empty() && !must_exist {
             return None;
         }
-        let looked = self.ask(Method::HEAD, &path.to_string(), conditions, Sent::Nothing).await;
+        let looked = self.ask(Method::HEAD, &path.to_string(), headers.clone(), Sent::Nothing).await;
         let is_met = match looked.map(|reply| reply.status()) {
-            Ok(StatusCode::NOT_FOUND) => !must_exist,
+            Ok(StatusCode::NOT_FOUND) => !*must_exist,
             Ok(StatusCode::PRECONDITION_FAILED | StatusCode::NOT_MODIFIED) => false,
             Ok(_) => true,
             Err(Broken) => return Some(self.gone()),

@@ -14,6 +14,7 @@ connection was lost, 4 unauthorized, 5 time-out; 130 interrupted, which cancels 
 import argparse
 import base64
 import binascii
+import http.client
 import json
 import mimetypes
 import os
@@ -29,6 +30,7 @@ RESULT, IS_ERROR, USAGE, UNREACHABLE, UNAUTHORIZED, TIMED_OUT = range(6)
 PROTOCOL = "2025-11-25"
 # Control characters (except tab and line feed) and bidi controls, which could drive a terminal.
 UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u206f]")
+LINE_ENDS = re.compile("[\t\r\n]+")
 AGAIN = "run the same command again soon: a call that still runs, or has just ended, is not run twice"
 # For so many seconds nobody may listen before a broken stream is given up.
 REFUSED = 4.0
@@ -139,6 +141,8 @@ class Bridge:
             raise self._refusal(error)
         except OSError as error:  # URLError, resets, refusals, DNS
             reason = getattr(error, "reason", error)
+            if isinstance(reason, (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError)):
+                raise Failure(UNREACHABLE, "the connection was lost (%s); %s" % (reason, AGAIN))
             kind = Closed if isinstance(reason, ConnectionRefusedError) else Failure
             raise kind(UNREACHABLE, "cannot reach the bridge: %s" % reason)
         except Exception as error:  # http.client's: the other side closed, or speaks no HTTP
@@ -250,8 +254,13 @@ def note(message):
         complain(data if isinstance(data, str) else json.dumps(data))
 
 
+def one_line(text):
+    """What somebody else wrote, on one line."""
+    return UNSAFE.sub("?", LINE_ENDS.sub(" ", str(text)))
+
+
 def complain(text):
-    print("call.py: " + UNSAFE.sub("?", str(text)), file=sys.stderr, flush=True)
+    print("call.py: " + one_line(text), file=sys.stderr, flush=True)
 
 
 def show(text):
@@ -273,7 +282,7 @@ def show_block(block, number, out):
         else:
             save(resource.get("blob"), resource.get("mimeType"), kind, number, out)
     elif kind == "resource_link":
-        show("%s %s" % (block.get("uri"), block.get("name", "")))
+        show("%s %s" % (one_line(block.get("uri")), one_line(block.get("name", ""))))
     else:
         show(json.dumps(block))
 
@@ -284,7 +293,7 @@ def save(data, mime, kind, number, out):
     except (binascii.Error, TypeError, ValueError):
         complain("block %d: %s that is not base64" % (number, kind))
         return
-    mime = mime if isinstance(mime, str) else "application/octet-stream"
+    mime = one_line(mime) if isinstance(mime, str) else "application/octet-stream"
     if out is None:
         show("[%s, %s, %d bytes: use --out DIR to save it]" % (kind, mime, len(content)))
         return
@@ -311,7 +320,7 @@ def run_list(bridge, options):
         return RESULT
     for tool in (result or {}).get("tools", []):
         lines = str(tool.get("description") or "").strip().splitlines()
-        show(("%-24s %s" % (tool.get("name"), lines[0] if lines else "")).rstrip())
+        show(("%-24s %s" % (one_line(tool.get("name")), one_line(lines[0]) if lines else "")).rstrip())
     return RESULT
 
 
