@@ -5,8 +5,9 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
+use crate::support::frames::raw_arguments;
 use crate::support::http::Client;
-use crate::support::{Answer, Host, Setup, eventually, raw_arguments, result_of, text_result};
+use crate::support::{Answer, Host, Setup, eventually, result_of, text_result};
 
 const EMPTY: &str = r#"{"content":[],"isError":false}"#;
 

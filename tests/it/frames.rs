@@ -11,7 +11,8 @@ use bytes::BytesMut;
 use serde_json::Value;
 use tokio_util::codec::Decoder as _;
 
-use crate::support::{Answer, Host, Setup, eventually, framed, result_of, text_result};
+use crate::support::frames::framed;
+use crate::support::{Answer, Host, Setup, eventually, result_of, text_result};
 
 const FIXTURES: &str = include_str!("../../ipc-schema/fixtures/frames.json");
 

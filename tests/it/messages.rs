@@ -1,7 +1,8 @@
 //! Contract 1 from step 6 on, and the byte fidelity of contract 17.
 
+use crate::support::frames::raw_arguments;
 use crate::support::http::INITIALIZE;
-use crate::support::{Host, Setup, raw_arguments, text_result};
+use crate::support::{Host, Setup, text_result};
 
 #[test]
 fn bad_messages_get_the_exact_answers() {

@@ -10,6 +10,7 @@ pub mod caller;
 pub mod cloudflared;
 pub mod edge;
 pub mod fixtures;
+pub mod frames;
 pub mod http;
 pub mod proxy;
 pub mod reference;
@@ -17,16 +18,17 @@ pub mod sse;
 pub mod wrap;
 
 use std::collections::HashMap;
-use std::io::{BufRead as _, BufReader, Read, Write};
+use std::io::{BufRead as _, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use a2mcp::mcp::call::NOT_EXPOSED;
 use a2mcp::process::Identity;
+use frames::{Frames, Gate, Gated, Reactor, send};
 use rustix::process::{Pid, Signal};
 use serde_json::Value;
 
@@ -304,170 +306,6 @@ impl Setup {
                 .to_string(),
         );
         host
-    }
-}
-
-/// The frames a sidecar has sent, in order.
-#[derive(Default)]
-struct Frames {
-    seen: Mutex<Vec<Arc<(String, Value)>>>,
-    ended: Mutex<bool>,
-    /// What was wrong with the sidecar's output, if anything ever was.
-    broken: Mutex<Option<String>>,
-    changed: Condvar,
-}
-
-impl Frames {
-    /// The first frame, of all that came or will come within `limit`, for which `wanted` holds.
-    fn find(&self, limit: Duration, wanted: impl Fn(&Value) -> bool) -> Option<(String, Value)> {
-        let end = Instant::now() + limit;
-        let mut seen = self.seen.lock().unwrap();
-        let mut next = 0;
-        loop {
-            if let Some(found) = seen[next..].iter().find(|frame| wanted(&frame.1)) {
-                return Some((**found).clone());
-            }
-            next = seen.len();
-            let left = end.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return None;
-            }
-            seen = self.changed.wait_timeout(seen, left).unwrap().0;
-        }
-    }
-}
-
-/// Lets a test stop reading the sidecar's stdout.
-#[derive(Default)]
-struct Gate {
-    closed: Mutex<bool>,
-    opened: Condvar,
-}
-
-struct Gated<R> {
-    inner: R,
-    gate: Arc<Gate>,
-}
-
-impl<R: Read> Read for Gated<R> {
-    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
-        let step = buffer.len().min(64 << 10);
-        drop(self.gate.opened.wait_while(self.gate.closed.lock().unwrap(), |closed| *closed).unwrap());
-        self.inner.read(&mut buffer[..step])
-    }
-}
-
-struct Reactor {
-    frames: Arc<Frames>,
-    stdin: Arc<Mutex<Option<ChildStdin>>>,
-    tools: Arc<Mutex<String>>,
-    silent: Arc<AtomicBool>,
-    handler: Handler,
-    hook: Option<Hook>,
-    lists: bool,
-}
-
-impl Reactor {
-    fn run(self, stdout: &mut impl Read) {
-        if let Err(broken) = self.read(stdout) {
-            *self.frames.broken.lock().unwrap() = Some(broken);
-        }
-        *self.frames.ended.lock().unwrap() = true;
-        self.frames.changed.notify_all();
-    }
-
-    /// Reads to the end; an error is a fault of the sidecar. A frame cut by the end is none: the
-    /// sidecar may have been killed.
-    fn read(&self, stdout: &mut impl Read) -> Result<(), String> {
-        loop {
-            let mut header = [0; 4];
-            if stdout.read_exact(&mut header).is_err() {
-                return Ok(());
-            }
-            let length = u32::from_be_bytes(header) as usize;
-            if length == 0 || length > a2mcp::frame::codec::MAX_FRAME {
-                return Err(format!("no frame begins with {header:?}"));
-            }
-            let mut payload = vec![0; length];
-            if stdout.read_exact(&mut payload).is_err() {
-                return Ok(());
-            }
-            let text = String::from_utf8(payload).map_err(|error| error.to_string())?;
-            let message = parse(&text).map_err(|error| format!("{error}: {:.200}", text))?;
-            // Seen before it is answered: what follows from the answer finds its cause.
-            let frame = Arc::new((text, message));
-            self.frames.seen.lock().unwrap().push(frame.clone());
-            if !self.silent.load(Ordering::SeqCst) {
-                self.react(&frame.0, &frame.1);
-            }
-            self.frames.changed.notify_all();
-        }
-    }
-
-    fn react(&self, text: &str, message: &Value) {
-        if let Some(hook) = &self.hook {
-            let peer = Peer { stdin: self.stdin.clone(), frames: self.frames.clone() };
-            if hook(&peer, message) {
-                return;
-            }
-        }
-        let id = &message["id"];
-        let answer = match message["method"].as_str() {
-            Some("tools/list") if self.lists => format!(r#"{{"tools":{}}}"#, self.tools.lock().unwrap()),
-            Some("bridge/ping") => "{}".to_owned(),
-            Some("tools/call") => {
-                let name = message["params"]["name"].as_str().unwrap_or_default();
-                let raw = raw_arguments(text);
-                match (self.handler)(name, message, raw) {
-                    Answer::Later => return,
-                    Answer::Result(result) => result,
-                    Answer::Error(error) => {
-                        let error = serde_json::json!({"code": -32000, "message": error});
-                        return send(
-                            &self.stdin,
-                            format!(r#"{{"jsonrpc":"2.0","id":{id},"error":{error}}}"#).as_bytes(),
-                        );
-                    }
-                }
-            }
-            _ => return,
-        };
-        send(&self.stdin, format!(r#"{{"jsonrpc":"2.0","id":{id},"result":{answer}}}"#).as_bytes());
-    }
-}
-
-/// A frame as a value; a lone surrogate, which Rust cannot hold, becomes U+FFFD.
-fn parse(text: &str) -> serde_json::Result<Value> {
-    serde_json::from_str(text).or_else(|_| serde_json::from_str(&text.replace(r"\ud800", r"\ufffd")))
-}
-
-/// The arguments' own text inside a `tools/call` frame.
-pub fn raw_arguments(frame: &str) -> &str {
-    #[derive(serde::Deserialize)]
-    struct Call<'a> {
-        #[serde(borrow)]
-        params: Params<'a>,
-    }
-    #[derive(serde::Deserialize)]
-    struct Params<'a> {
-        #[serde(borrow)]
-        arguments: &'a serde_json::value::RawValue,
-    }
-    serde_json::from_str::<Call<'_>>(frame).map_or("", |call| call.params.arguments.get())
-}
-
-/// A frame: the payload behind its header.
-pub fn framed(payload: impl AsRef<[u8]>) -> Vec<u8> {
-    let payload = payload.as_ref();
-    let mut frame = (payload.len() as u32).to_be_bytes().to_vec();
-    frame.extend_from_slice(payload);
-    frame
-}
-
-fn send(stdin: &Mutex<Option<ChildStdin>>, payload: &[u8]) {
-    let frame = framed(payload);
-    if let Some(stdin) = stdin.lock().unwrap().as_mut() {
-        let _ = stdin.write_all(&frame);
     }
 }
 
