@@ -320,18 +320,23 @@ async fn show_file(path: &Path, follow: bool, way_out: &str) -> Result<u8, Strin
         out::print_foreign(&String::from_utf8_lossy(text))
             .map_err(|error| format!("cannot write the output: {error}"))
     };
-    write(&text)?;
     if !follow {
+        write(&text)?;
         return Ok(0);
     }
     loop {
+        // A line that is still being written waits for its end: half a character is none.
+        let whole = text.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
+        write(&text[..whole])?;
+        text.drain(..whole);
         tokio::time::sleep(FOLLOW).await;
-        text.clear();
-        file.read_to_end(&mut text).map_err(|error| error.to_string())?;
-        if text.is_empty() && has_moved_on(&file, path) {
+        let is_new = file.read_to_end(&mut text).map_err(|error| error.to_string())? > 0;
+        if is_new {
+            continue;
+        }
+        if has_moved_on(&file, path) {
+            write(&std::mem::take(&mut text))?;
             file = std::fs::File::open(path).map_err(|error| error.to_string())?;
-        } else if !text.is_empty() {
-            write(&text)?;
         } else if file.metadata().is_ok_and(|meta| file.stream_position().is_ok_and(|at| at > meta.len())) {
             file.seek(SeekFrom::Start(0)).map_err(|error| error.to_string())?;
         }

@@ -1,7 +1,7 @@
 //! Contract 16 and 2: the operator's commands, from a terminal and from inside the host.
 
 use std::collections::HashMap;
-use std::io::{BufRead as _, BufReader};
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -390,6 +390,46 @@ fn a_followed_audit_goes_on_across_a_rotation() {
     std::fs::rename(&file, host.path("a2mcp.log.1")).unwrap();
     client.call("echo", r#"{"n":"rotated"}"#);
     wait_for("rotated");
+    follower.kill().unwrap();
+    follower.wait().unwrap();
+}
+
+/// A reader may come between two halves of a line, or of a character.
+#[test]
+fn a_followed_line_is_shown_when_it_is_whole() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().canonicalize().unwrap().join("a2mcp.log");
+    let mut file = std::fs::File::create(&path).unwrap();
+    let mut follower = Command::new(binary())
+        .args(["audit", "-f", "--agent-dir"])
+        .arg(dir.path())
+        .env_remove("A2MCP_AUDIT")
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut stdout = BufReader::new(follower.stdout.take().unwrap());
+    // How far it has read.
+    let position = || {
+        let process = format!("/proc/{}", follower.id());
+        let files = std::fs::read_dir(format!("{process}/fd")).unwrap().flatten();
+        let mut files = files.filter(|file| std::fs::read_link(file.path()).is_ok_and(|to| to == path));
+        let number = files.next()?.file_name().into_string().unwrap();
+        let info = std::fs::read_to_string(format!("{process}/fdinfo/{number}")).ok()?;
+        info.lines().next()?.strip_prefix("pos:")?.trim().parse::<u64>().ok()
+    };
+    let line = "{\"tool\":\"ü\"}\n".as_bytes();
+    let mut written = 0;
+    for _ in 0..2 {
+        for half in [&line[..10], &line[10..]] {
+            file.write_all(half).unwrap();
+            written += half.len() as u64;
+            eventually("the follower", || (position()? == written).then_some(()));
+        }
+        let mut shown = Vec::new();
+        stdout.read_until(b'\n', &mut shown).unwrap();
+        assert_eq!(shown, line);
+    }
     follower.kill().unwrap();
     follower.wait().unwrap();
 }
