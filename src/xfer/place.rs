@@ -36,6 +36,12 @@ pub enum PlaceError {
     /// A pipe, a socket or a device has this name.
     #[error("something that is neither a file nor a folder has this name (a pipe, a socket, a device)")]
     NotAFile,
+    /// The hidden name of what arrives is a folder's.
+    #[error("a folder has the hidden name under which the upload would arrive; remove it")]
+    PartIsAFolder,
+    /// What arrived is not what has the hidden name now.
+    #[error("what had arrived was removed or replaced meanwhile")]
+    PartChanged,
     /// Something has this name that was to be new.
     #[error("a file of this name exists")]
     Exists,
@@ -123,12 +129,26 @@ impl Place {
         Ok(rustix::fs::accessat(&self.folder, ".", Access::WRITE_OK, AtFlags::EACCESS)?)
     }
 
-    /// Puts the file of the name `part` beside this name over it, in one step; where nothing may have the
-    /// name, only if nothing has. A link of this name is replaced itself, not what it leads to.
+    /// Puts the file of the name `part` beside this name over it, in one step, with the rights of the file it
+    /// replaces; where nothing may have the name, only if nothing has. It is to have `size` bytes. A link of
+    /// this name is replaced itself, not what it leads to.
     ///
     /// # Errors
-    /// [`PlaceError::Exists`]; else as the file system's.
-    pub fn put(&self, part: &str, only_new: bool) -> Result<(), PlaceError> {
+    /// [`PlaceError`]; nothing has changed then.
+    pub fn put(&self, root: &Path, part: &str, size: u64, only_new: bool) -> Result<(), PlaceError> {
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let file = match rustix::fs::openat(&self.folder, part, flags, Mode::empty()) {
+            // Gone, a link, a socket.
+            Err(Errno::NOENT | Errno::LOOP | Errno::NXIO) => return Err(PlaceError::PartChanged),
+            file => file?,
+        };
+        let stat = rustix::fs::fstat(&file)?;
+        if !is_ours(&stat) || stat.st_size.unsigned_abs() != size {
+            return Err(PlaceError::PartChanged);
+        }
+        if let Some(rights) = self.rights(root)? {
+            rustix::fs::fchmod(&file, rights)?;
+        }
         let flags = if only_new { RenameFlags::NOREPLACE } else { RenameFlags::empty() };
         match rustix::fs::renameat_with(&self.folder, part, &self.folder, self.name.as_str(), flags) {
             Err(Errno::EXIST) if only_new => Err(PlaceError::Exists),
@@ -138,6 +158,19 @@ impl Place {
                 _ => Err(PlaceError::Exists),
             },
             put => Ok(put?),
+        }
+    }
+
+    /// The rights of an upload of this name: those of the file it replaces; `None` when there is none. Ours
+    /// must stay writable until the upload is whole: the file server opens it by name.
+    fn rights(&self, root: &Path) -> Result<Option<Mode>, PlaceError> {
+        let Some(old) = self.look(root)? else { return Ok(None) };
+        match FileType::from_raw_mode(old.st_mode) {
+            FileType::RegularFile => {
+                Ok(Some(Mode::from_raw_mode(old.st_mode & 0o777) | Mode::RUSR | Mode::WUSR))
+            }
+            FileType::Directory => Err(PlaceError::IsAFolder),
+            _ => Err(PlaceError::NotAFile),
         }
     }
 
@@ -175,21 +208,17 @@ impl Place {
     /// # Errors
     /// [`PlaceError`].
     pub fn begin(&self, root: &Path, part: &str) -> Result<(), PlaceError> {
-        let old = self.look(root)?;
-        match old.map(|stat| FileType::from_raw_mode(stat.st_mode)) {
-            None | Some(FileType::RegularFile) => {}
-            Some(FileType::Directory) => return Err(PlaceError::IsAFolder),
-            Some(_) => return Err(PlaceError::NotAFile),
-        }
-        let rights = old.map(|stat| Mode::from_raw_mode(stat.st_mode & 0o777));
+        let rights = self.rights(root)?;
         self.remove(part);
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         // Nobody else looks into it before it has the rights of the one it replaces.
-        let first = if old.is_some() { 0o600 } else { 0o666 };
-        let file = rustix::fs::openat(&self.folder, part, flags, Mode::from_raw_mode(first))?;
+        let first = if rights.is_some() { 0o600 } else { 0o666 };
+        let file = match rustix::fs::openat(&self.folder, part, flags, Mode::from_raw_mode(first)) {
+            Err(Errno::EXIST) => return Err(PlaceError::PartIsAFolder),
+            file => file?,
+        };
         if let Some(rights) = rights {
-            // Ours must stay writable until the upload is whole: the file server opens it by name.
-            rustix::fs::fchmod(&file, rights | Mode::RUSR | Mode::WUSR)?;
+            rustix::fs::fchmod(&file, rights)?;
         }
         Ok(())
     }
@@ -381,11 +410,51 @@ mod tests {
         let place = Place::open(&root, &path("f"), true).unwrap();
         for only_new in [true, false] {
             place.begin(&root, part).unwrap();
-            place.put(part, only_new).unwrap();
+            place.put(&root, part, 0, only_new).unwrap();
         }
         place.begin(&root, part).unwrap();
-        assert!(matches!(place.put(part, true), Err(PlaceError::Exists)));
+        assert!(matches!(place.put(&root, part, 0, true), Err(PlaceError::Exists)));
         assert_eq!(place.part_size(part).unwrap(), Some(0), "it is still there");
+    }
+
+    #[test]
+    fn only_what_arrived_is_put_in_place_and_only_over_a_file() {
+        let (_dir, root, outside) = root();
+        let part = path("f").part("0123abcd");
+        let part = part.split().unwrap().1;
+        let place = Place::open(&root, &path("f"), true).unwrap();
+        let put = || place.put(&root, part, 2, false);
+        let pipe =
+            |at: &Path| rustix::fs::mknodat(rustix::fs::CWD, at, FileType::Fifo, Mode::RWXU, 0).unwrap();
+        std::fs::write(outside.join("victim"), "AB").unwrap();
+        for trap in ["nothing", "a link", "a pipe", "another name of a file", "another size", "a folder"] {
+            place.begin(&root, part).unwrap();
+            assert!(place.remove(part));
+            let hidden = root.join(part);
+            match trap {
+                "nothing" => {}
+                "a link" => symlink(outside.join("victim"), &hidden).unwrap(),
+                "a pipe" => pipe(&hidden),
+                "another name of a file" => std::fs::hard_link(outside.join("victim"), &hidden).unwrap(),
+                "another size" => std::fs::write(&hidden, "ABC").unwrap(),
+                _ => std::fs::create_dir(&hidden).unwrap(),
+            }
+            assert!(matches!(put(), Err(PlaceError::PartChanged)), "{trap}");
+            assert!(!root.join("f").exists(), "{trap}");
+        }
+        assert!(matches!(place.begin(&root, part), Err(PlaceError::PartIsAFolder)));
+        std::fs::remove_dir(root.join(part)).unwrap();
+        // What has the name now counts, not what had it at the beginning.
+        place.begin(&root, part).unwrap();
+        std::fs::write(root.join(part), "CD").unwrap();
+        pipe(&root.join("f"));
+        assert!(matches!(put(), Err(PlaceError::NotAFile)));
+        std::fs::remove_file(root.join("f")).unwrap();
+        std::fs::write(root.join("f"), "old").unwrap();
+        std::fs::set_permissions(root.join("f"), std::fs::Permissions::from_mode(0o604)).unwrap();
+        put().unwrap();
+        assert_eq!(std::fs::read(root.join("f")).unwrap(), b"CD");
+        assert_eq!(std::fs::metadata(root.join("f")).unwrap().permissions().mode() & 0o777, 0o604);
     }
 
     #[test]

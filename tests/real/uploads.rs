@@ -306,6 +306,29 @@ fn what_somebody_puts_under_the_hidden_name_harms_nothing() {
         assert_eq!(shared.put("/f", format!("new {round}")), 201);
         assert_eq!(shared.read("f").unwrap(), format!("new {round}").as_bytes());
     }
+    // Nor does it get the file's name when it comes while the bytes do.
+    for trap in ["gone", "pipe", "link"] {
+        let mut connection = shared.begin_put("/f", 4);
+        connection.write(b"AB").unwrap();
+        eventually("the first half", || (shared.arrived("/f")? == 2).then_some(()));
+        let hidden = shared.names("").into_iter().find(|name| name.starts_with('.')).unwrap();
+        let hidden = shared.root().join(hidden);
+        std::fs::remove_file(&hidden).unwrap();
+        match trap {
+            "gone" => {}
+            "pipe" => mkfifo(&hidden),
+            _ => symlink(&victim, &hidden).unwrap(),
+        }
+        connection.write(b"CD").unwrap();
+        let reply = connection.read().unwrap();
+        assert!(
+            reply.status == 409 && reply.text().contains("PUT the whole file"),
+            "{trap}: {}",
+            reply.text()
+        );
+        assert_eq!(shared.names(""), ["f"], "{trap}");
+        assert_eq!(shared.read("f").unwrap(), b"new 7", "{trap}");
+    }
     assert_eq!(std::fs::read(&victim).unwrap(), b"untouched");
     // Nor does a caller take away what is no file.
     mkfifo(&shared.root().join("pipe"));

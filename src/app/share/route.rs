@@ -26,7 +26,7 @@ use crate::xfer::rules::{self, ALLOW_FILE, ALLOW_FOLDER, Wish};
 use crate::xfer::upstream::{Reply, Sent, UpstreamError};
 
 /// What is read and thrown away of a body nobody wants.
-pub(super) const UNREAD: usize = 1 << 20;
+const UNREAD: usize = 1 << 20;
 /// Which parts of WebDAV there are: no locks.
 const DAV: HeaderName = HeaderName::from_static("dav");
 const DAV_CLASS: HeaderValue = HeaderValue::from_static("1");
@@ -332,7 +332,7 @@ pub(super) fn misplaced(error: &PlaceError) -> Response<Body> {
         PlaceError::Outside => StatusCode::FORBIDDEN,
         PlaceError::NotAFolder | PlaceError::NoFolder => StatusCode::CONFLICT,
         PlaceError::IsAFolder => StatusCode::METHOD_NOT_ALLOWED,
-        PlaceError::NotAFile => StatusCode::CONFLICT,
+        PlaceError::NotAFile | PlaceError::PartIsAFolder | PlaceError::PartChanged => StatusCode::CONFLICT,
         PlaceError::Exists => StatusCode::PRECONDITION_FAILED,
         PlaceError::Io(error) => match error.kind() {
             ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => StatusCode::FORBIDDEN,

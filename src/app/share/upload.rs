@@ -21,7 +21,7 @@ use hyper::{Method, Response, StatusCode};
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
-use super::route::{Broken, UNREAD, dismiss, misplaced, words};
+use super::route::{Broken, dismiss, misplaced, words};
 use super::tools::aside;
 use super::{Share, Transfer};
 use crate::app::Core;
@@ -34,6 +34,8 @@ use crate::xfer::upstream::{Sent, Upload, UploadEnd, UploadRules};
 
 /// A caller that sends nothing for so long is gone; what it sent is kept.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// What is still read of an upload that the file server does not take: its sender is in the midst of it.
+const UNREAD_REST: usize = 64 << 20;
 /// Most cut uploads that are kept; of further ones nothing is.
 const MAX_PARTS: usize = 1024;
 
@@ -285,7 +287,8 @@ impl Uploading {
             Extent::Rest { from, total } => (from, Some(total - from)),
         };
         let part = self.path.part(&self.share.terms.id);
-        let rules = UploadRules { limit, patience: PATIENCE, revoked, dismiss: |rest| drain(rest, UNREAD) };
+        let rules =
+            UploadRules { limit, patience: PATIENCE, revoked, dismiss: |rest| drain(rest, UNREAD_REST) };
         let (upload, progress) = Upload::new(body, rules);
         let mut headers = HeaderMap::new();
         headers.insert(UPDATE_RANGE, HeaderValue::from_static("append"));
@@ -301,7 +304,7 @@ impl Uploading {
         let is_written = matches!(status, Ok(status) if status.is_success());
         let is_whole = limit.is_none_or(|limit| received == limit);
         if is_written && end == UploadEnd::Whole && is_whole {
-            return self.put_in_place().await;
+            return self.put_in_place(from + received).await;
         }
         self.keep(matches!(extent, Extent::All) && received == 0).await;
         match (status, end) {
@@ -364,8 +367,8 @@ impl Uploading {
         }
     }
 
-    /// The bytes are all there: over the final name with them.
-    async fn put_in_place(&self) -> Response<Body> {
+    /// The bytes are all there, so many: over the final name with them.
+    async fn put_in_place(&self, size: u64) -> Response<Body> {
         if self.share.is_over() {
             self.keep(false).await;
             return self.share.gone();
@@ -375,17 +378,18 @@ impl Uploading {
             return refused;
         }
         let must_be_new = self.conditions.must_be_new;
-        let put = self.at_part(move |root, place, part| {
-            // As when it began: over no link that leads out.
-            place.look(root)?;
-            place.put(part, must_be_new)
-        });
+        let put = self.at_part(move |root, place, part| place.put(root, part, size, must_be_new));
         match put.await {
             Ok(()) => {
                 self.share.parts.borrow_mut().remove(&self.path);
                 let mut response = Response::new(Body::Empty);
                 *response.status_mut() = StatusCode::CREATED;
                 response
+            }
+            Err(PlaceError::PartChanged) => {
+                self.keep(true).await;
+                let text = "what had arrived was removed or replaced meanwhile; PUT the whole file";
+                words(StatusCode::CONFLICT, text)
             }
             Err(error @ PlaceError::Exists) => {
                 self.keep(false).await;
@@ -394,9 +398,11 @@ impl Uploading {
             Err(error) => {
                 tracing::warn!(%error, "an upload cannot be put in its place");
                 self.keep(false).await;
-                let text = "the file cannot be put in place: its folder or its name was changed meanwhile; \
-                            what came is kept, see ?part";
-                words(StatusCode::CONFLICT, text)
+                let text = format!(
+                    "the file cannot be put in place, its folder or its name was changed meanwhile ({error}); ask \
+                     with HEAD and ?part whether what came is still there"
+                );
+                words(StatusCode::CONFLICT, &text)
             }
         }
     }
