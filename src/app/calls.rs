@@ -407,6 +407,18 @@ impl Core {
         }
     }
 
+    /// Cancels the inherited calls of a token that was replaced since, and nobody was there to do it.
+    pub(super) fn cancel_replaced(&self) {
+        let mark = self.token_mark();
+        let notes = self.notes.borrow();
+        // A note that is not understood says nothing.
+        let is_replaced = |note: &Note| !note.bound.is_empty() && note.bound != mark;
+        let replaced = notes.iter().filter(|(_, note)| is_replaced(note)).map(|(call_id, _)| call_id.clone());
+        let replaced: Vec<String> = replaced.collect();
+        drop(notes);
+        self.cancel_calls(&replaced, Cancel::SessionEnded);
+    }
+
     async fn run_inherited(
         self: Rc<Self>,
         exchange: &Rc<Exchange>,

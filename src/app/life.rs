@@ -298,6 +298,8 @@ async fn serve(
             None
         }
     };
+    tokio::task::spawn_local(core.clone().keep_state());
+    core.catch_up_with_rotations().await;
     let server = match http::serve(bound.listener, core.clone()) {
         Ok(server) => server,
         Err(error) => {
@@ -317,13 +319,13 @@ async fn serve(
     tracing::info!(version = VERSION, pid = std::process::id(), url = result.url, "serving");
     let _ = link.answer(&id, &Ok::<_, RpcError>(result)).await;
     core.note_inherited();
+    core.cancel_replaced();
     core.note_start(&start).await;
     for warning in warnings {
         core.notify(Level::Warning, format!("a2mcp: {warning}"));
     }
     core.restore_wants();
     tokio::task::spawn_local(core.clone().keep_catalogue());
-    tokio::task::spawn_local(core.clone().keep_state());
     tokio::task::spawn_local(core.clone().keep_tunnel(tunnels, had_tunnel));
     tokio::task::spawn_local(core.clone().keep_keeper(keeper_events));
     tokio::task::spawn_local(core.clone().keep_ledger());

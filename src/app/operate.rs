@@ -15,6 +15,7 @@ use crate::control::status::{self, Status};
 use crate::control::{self, Found, Reply, Request};
 use crate::frame::messages::{Level, Notice};
 use crate::http::{Endpoint as _, Health};
+use crate::process::Identity;
 use crate::text::with_causes;
 use crate::{process, state};
 
@@ -27,6 +28,11 @@ const CHECK_LIMIT: Duration = Duration::from_secs(10);
 const TUNNEL_WAIT: Duration = Duration::from_secs(100);
 /// How long it is waited for after that; a download alone may take ten minutes.
 const TUNNEL_LATER: Duration = Duration::from_secs(15 * 60);
+
+/// For so long a sidecar that could not be told of a new token may be ending, or starting …
+const SETTLE: Duration = Duration::from_secs(2);
+/// … and so often it is looked at.
+const SETTLE_LOOK: Duration = Duration::from_millis(100);
 
 const USAGE: &str =
     "/a2mcp: status | token | rotate | restart | stop | cancel ID|--all | pause | resume | tunnel [stop]";
@@ -189,6 +195,7 @@ pub async fn rotate(
     let mut rotated = Rotated { token: token.expose().to_owned(), told: 0, silent: Vec::new() };
     let salt = uuid::Uuid::new_v4().simple().to_string();
     let hash = state::keyed_hash(&salt, &token);
+    let reload = Request::ReloadToken { salt, hash };
     let mut met = vec![std::process::id()];
     if let Some(core) = own {
         core.audit.write(Record::action("token", None, r#"{"action":"rotate"}"#, false)).await;
@@ -206,14 +213,20 @@ pub async fn rotate(
             Ok(status) if status.agent_dir != root || status.pid == std::process::id() => {}
             Ok(status) => {
                 met.push(status.pid);
-                let reload = Request::ReloadToken { salt: salt.clone(), hash: hash.clone() };
                 let why = match control::ask(&found.socket, &reload).await {
                     Ok(Reply::Ok(_)) => {
                         rotated.told += 1;
                         continue;
                     }
                     Ok(Reply::Error(why)) => why,
-                    Err(error) => error.to_string(),
+                    Err(error) => match settled(status.pid, &reload).await {
+                        Settled::Ended => continue,
+                        Settled::Told => {
+                            rotated.told += 1;
+                            continue;
+                        }
+                        Settled::Not => error.to_string(),
+                    },
                 };
                 let who = format!("the sidecar with pid {} on port {}", status.pid, status.port);
                 rotated.silent.push(format!("{who} ({why})"));
@@ -229,15 +242,61 @@ pub async fn rotate(
         }
     }
     for state in state::all(dir) {
-        if state.sidecar.is_alive() && !met.contains(&state.sidecar.pid) {
-            let pid = state.sidecar.pid;
-            rotated.silent.push(format!("the sidecar with pid {pid} (its control socket is gone)"));
+        let pid = state.sidecar.pid;
+        if !state.sidecar.is_alive() || met.contains(&pid) {
+            continue;
+        }
+        match settled(pid, &reload).await {
+            Settled::Ended => {}
+            Settled::Told => rotated.told += 1,
+            Settled::Not => {
+                rotated.silent.push(format!("the sidecar with pid {pid} (its control socket is gone)"));
+            }
         }
     }
     Ok(rotated)
 }
 
+/// How a sidecar fares that could not be told of the new token.
+enum Settled {
+    /// It has ended: the next one reads the new token.
+    Ended,
+    /// It was just starting, and has been told.
+    Told,
+    /// It goes on with the old one.
+    Not,
+}
+
+async fn settled(pid: u32, reload: &Request) -> Settled {
+    let Some(process) = Identity::of(pid) else { return Settled::Ended };
+    let settles = async {
+        loop {
+            tokio::time::sleep(SETTLE_LOOK).await;
+            if !process.is_alive() {
+                return Settled::Ended;
+            }
+            for found in control::find().await.unwrap_or_default() {
+                if found.status.is_ok_and(|status| status.pid == pid)
+                    && matches!(control::ask(&found.socket, reload).await, Ok(Reply::Ok(_)))
+                {
+                    return Settled::Told;
+                }
+            }
+        }
+    };
+    tokio::time::timeout(SETTLE, settles).await.unwrap_or(Settled::Not)
+}
+
 impl Core {
+    /// A token that was replaced between our look at the config and the moment we could be told of it.
+    pub(super) async fn catch_up_with_rotations(&self) {
+        let now = aside(&self.dir, store::load_readonly).await;
+        // A config that is wrong by now is the next sidecar's trouble.
+        if let Some(token) = now.ok().and_then(|(config, _)| config.token) {
+            self.take_token(token).await;
+        }
+    }
+
     /// The new token is in force: sessions and calls of the old one end.
     async fn take_token(&self, token: Token) {
         if *self.token.borrow() == token {

@@ -257,22 +257,22 @@ async fn open_tunnel(show: &Show, target: &Target) -> Result<u8, String> {
 
 /// A running sidecar replaces the token itself, in the file that it reads; without one it is done here.
 async fn rotate(target: &Target, env: &Env) -> Result<u8, String> {
-    // Looked for once: a sidecar that hangs costs its time-out, and may be another one after that.
     let found = control::find().await;
     let running = target.pick(found.iter().flatten());
     let dir = target.dir_among(&running, env)?;
     let root = dir.root().display().to_string();
     let of_dir = running.iter().find(|(_, status)| status.agent_dir == root).map(|(socket, _)| *socket);
-    let rotated = match of_dir {
-        Some(socket) => match control::ask(socket, &Request::Rotate).await {
-            Ok(Reply::Ok(value)) => serde_json::from_value(value).map_err(|error| error.to_string())?,
-            Ok(Reply::Error(error)) => return Err(error),
-            Err(error) => {
-                return Err(format!("the sidecar did not answer, nothing may have changed: {error}"));
-            }
-        },
+    let answer = match of_dir {
+        Some(socket) => control::ask(socket, &Request::Rotate).await.ok(),
+        None => None,
+    };
+    let rotated = match answer {
+        Some(Reply::Ok(value)) => serde_json::from_value(value).map_err(|error| error.to_string())?,
+        Some(Reply::Error(error)) => return Err(error),
+        // There is none, or it has just ended, or hangs; whether it did it or not, this does.
         None => {
-            let rotated = match app::rotate(&dir, None, std::future::ready(found)).await {
+            // They are looked for after the token was replaced: one that starts later reads the new one.
+            let rotated = match app::rotate(&dir, None, control::find()).await {
                 Ok(rotated) => rotated,
                 Err(error) => return Ok(refused(&error)),
             };

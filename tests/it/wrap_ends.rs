@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::refhost::gone;
 use crate::support::caller::{Caller, Way};
 use crate::support::eventually;
-use crate::support::http::Client;
+use crate::support::http::{Client, Connection, INITIALIZE};
 use crate::support::reference::identity;
 use crate::support::wrap::{Wrap, script, wrapping};
 
@@ -303,6 +303,38 @@ fn a_command_right_after_a_restart_waits_for_the_next_sidecar() {
         let (code, _, err) = run(args);
         assert_eq!(code, 0, "{args:?}: {err}");
         gone(&[before]);
+    }
+}
+
+/// Whatever moment it comes in: no sidecar serves the old token, and none of its calls goes on.
+#[test]
+fn a_rotation_between_two_sidecars_counts() {
+    let wrap = Wrap::start(&[]);
+    let run = |args: &[&str]| crate::support::cli(args, Some(wrap.dir.path()), &Default::default());
+    let status = |token: &str| {
+        let bearer = format!("Bearer {token}");
+        let mut connection = Connection::open(wrap.port());
+        connection.request("POST", "/", &[("Authorization", &bearer)], INITIALIZE.as_bytes()).status
+    };
+    for moment in 0..12 {
+        let old = wrap.token();
+        let mut session = wrap.session();
+        session.start_call("1", "hang", "{}");
+        wrap.until_noted("call", moment + 1);
+        let (code, new, err) = std::thread::scope(|scope| {
+            let before = wrap.sidecar();
+            let restart = (moment >= 2).then(|| scope.spawn(|| run(&["restart", "--grace", "0"])));
+            if restart.is_none() {
+                before.signal(Signal::KILL);
+            }
+            // Not for something to happen: to come at another moment each time.
+            std::thread::sleep(Duration::from_millis(5 * moment as u64));
+            run(&["rotate"])
+        });
+        assert_eq!(code, 0, "{moment}: {err}");
+        assert_eq!(wrap.token(), new.trim_end(), "{moment}: it is what was printed");
+        assert_eq!((status(&old), status(new.trim_end())), (401, 200), "{moment}");
+        wrap.until_noted("cancelled", moment + 1);
     }
 }
 
