@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 use super::target::Target;
 use super::{exit, install, operate, out};
 use crate::config::{AgentDir, Env, is_loopback, store};
+use crate::control::Found;
 use crate::control::status::{Status, Tunnel};
-use crate::control::{self, Found};
 use crate::frame::messages::Server;
 use crate::install::{Installer, Tool};
 use crate::process::Identity;
@@ -193,7 +193,8 @@ async fn programs(dir: &AgentDir, env: &Env) -> Vec<Finding> {
 }
 
 async fn sidecars(dir: &AgentDir) -> Vec<Finding> {
-    let found = match control::find().await {
+    let target = Target { dir: Some(dir.clone()), pid: None };
+    let found = match target.find().await {
         Ok(found) => found,
         Err(error) => {
             return vec![wrong(

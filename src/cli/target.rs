@@ -1,6 +1,7 @@
 //! Which sidecar, or which agent directory, a command means (contract 16): what was named, else the
 //! only one there is. Where several could be meant, nothing is guessed: they are listed.
 
+use std::io;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -33,18 +34,7 @@ impl Target {
     /// # Errors
     /// When they cannot be looked for.
     pub async fn running(&self) -> Result<Running, String> {
-        let begun = Instant::now();
-        let found = loop {
-            let found =
-                control::find().await.map_err(|error| format!("cannot look for sidecars: {error}"))?;
-            let is_settled = found.iter().any(|found| found.status.is_err())
-                || !self.pick(found.iter()).is_empty()
-                || keeper::live().is_ok_and(|keepers| keepers <= found.len());
-            if is_settled || begun.elapsed() >= NEXT {
-                break found;
-            }
-            tokio::time::sleep(NEXT_LOOK).await;
-        };
+        let found = self.find().await.map_err(|error| format!("cannot look for sidecars: {error}"))?;
         let mut running = Running::default();
         for Found { socket, status } in &found {
             if let Err(error) = status {
@@ -55,6 +45,24 @@ impl Target {
         let picked = self.pick(found.iter()).into_iter();
         running.answered = picked.map(|(socket, status)| (socket.clone(), status.clone())).collect();
         Ok(running)
+    }
+
+    /// All sidecars of this user. Waits a moment for one that is meant and just being replaced.
+    ///
+    /// # Errors
+    /// As [`control::find`].
+    pub async fn find(&self) -> io::Result<Vec<Found>> {
+        let begun = Instant::now();
+        loop {
+            let found = control::find().await?;
+            let is_settled = found.iter().any(|found| found.status.is_err())
+                || !self.pick(found.iter()).is_empty()
+                || keeper::live().is_ok_and(|keepers| keepers <= found.len());
+            if is_settled || begun.elapsed() >= NEXT {
+                return Ok(found);
+            }
+            tokio::time::sleep(NEXT_LOOK).await;
+        }
     }
 
     /// The one sidecar that is meant, and its control socket.

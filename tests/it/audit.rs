@@ -296,7 +296,7 @@ fn a_call_of_an_earlier_sidecar_gets_its_end_from_the_next_one() {
     client.start_call("1", "hang", r#"{"q":"x"}"#);
     let frame = host.call_frame("hang");
     let meta = &frame["params"]["_meta"]["a2mcp/call"];
-    let (port, dir) = (host.port, host.dir.clone());
+    let (port, dir, instance) = (host.port, host.dir.clone(), host.instance.clone());
     let mut config = host.config();
     config["replayWindowSeconds"] = 1.into();
     drop(host);
@@ -306,7 +306,7 @@ fn a_call_of_an_earlier_sidecar_gets_its_end_from_the_next_one() {
     let next = Setup::default()
         .in_dir(dir)
         .config(&config.to_string())
-        .hello(serde_json::json!({"resume": {"port": port}, "inFlight": in_flight}))
+        .hello(serde_json::json!({"instance": instance, "resume": {"port": port}, "inFlight": in_flight}))
         .start();
     next.send(&format!(
         r#"{{"jsonrpc":"2.0","method":"bridge/result","params":{{"callId":{},"result":{}}}}}"#,

@@ -1,6 +1,7 @@
 //! `xfer_share`, `xfer_status`, `xfer_stop`: the sidecar's own tools. They never reach the host, its
 //! registry or its approval gate.
 
+use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
@@ -25,6 +26,8 @@ use crate::xfer::{Installed, ROUTE, Terms};
 const DEFAULT_TTL: u64 = 3600;
 /// For so long other bridges are asked what is theirs.
 const OTHERS: Duration = Duration::from_secs(1);
+/// So many entries of what is to be shared are looked at for a bridge's directory.
+const MAX_LOOK: usize = 20_000;
 /// So much file work goes on at a time.
 pub(in crate::app) const FILE_THREADS: usize = 8;
 static FILE_WORK: Semaphore = Semaphore::const_new(FILE_THREADS);
@@ -335,13 +338,44 @@ impl OwnFiles {
         if self.others.iter().any(|other| other.starts_with(path)) {
             return Some("it holds the files of another bridge; name another directory".into());
         }
-        let is_agents = |dir: &Path| {
-            ["a2mcp.json", "a2mcp.state"].iter().all(|name| dir.join(name).symlink_metadata().is_ok())
-        };
-        path.ancestors().any(is_agents).then(|| {
-            "it is or is inside the agent directory of another bridge; name another directory".into()
-        })
+        if path.ancestors().any(is_agents) {
+            return Some(
+                "it is or is inside the agent directory of another bridge; name another directory".into(),
+            );
+        }
+        let inside = bridge_inside(path)?;
+        let inside = clean(&inside.to_string_lossy(), 400).into_owned();
+        Some(format!("it holds the agent directory of another bridge, {inside}; name another directory"))
     }
+}
+
+/// Whether it looks like the directory of a bridge, running or not.
+fn is_agents(dir: &Path) -> bool {
+    ["a2mcp.json", "a2mcp.state"].iter().all(|name| dir.join(name).symlink_metadata().is_ok())
+}
+
+/// The first directory of a bridge among the first [`MAX_LOOK`] entries below `root`, level by level; its
+/// path from there.
+fn bridge_inside(root: &Path) -> Option<PathBuf> {
+    let mut folders = VecDeque::from([root.to_path_buf()]);
+    let mut seen = 0;
+    while let Some(folder) = folders.pop_front() {
+        for entry in std::fs::read_dir(&folder).into_iter().flatten().flatten() {
+            seen += 1;
+            if seen > MAX_LOOK {
+                return None;
+            }
+            if !entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                continue;
+            }
+            let folder = entry.path();
+            if is_agents(&folder) {
+                return folder.strip_prefix(root).ok().map(Path::to_path_buf);
+            }
+            folders.push_back(folder);
+        }
+    }
+    None
 }
 
 fn ttl(value: Option<&Value>) -> Result<u64, String> {
@@ -430,6 +464,8 @@ mod tests {
         std::fs::create_dir_all(base.join("run/a2mcp/in")).unwrap();
         std::fs::create_dir_all(base.join("other/a2mcp.state")).unwrap();
         std::fs::create_dir_all(base.join("other/deep")).unwrap();
+        std::fs::create_dir_all(base.join("near/a/idle/a2mcp.state")).unwrap();
+        std::fs::write(base.join("near/a/idle/a2mcp.json"), "{}").unwrap();
         std::fs::write(base.join("other/a2mcp.json"), "{}").unwrap();
         std::fs::write(base.join("other/deep/f"), "").unwrap();
         std::fs::write(agent.join("a2mcp.json"), "{}").unwrap();
@@ -451,6 +487,7 @@ mod tests {
             base.join("run/a2mcp/in"),
             base.join("other"),
             base.join("other/deep/f"),
+            base.join("near"),
             PathBuf::from("/proc"),
             PathBuf::from("/proc/self/fd"),
             PathBuf::from("/sys/kernel"),

@@ -442,10 +442,13 @@ def main():
         complain(error)
         return IS_ERROR
     except KeyboardInterrupt:
-        is_cancelled = bridge is not None and bridge.cancel()
-        complain("interrupted" + ("; the call was cancelled" if is_cancelled else ""))
-        if is_cancelled:
-            bridge.close()
+        try:
+            is_cancelled = bridge is not None and bridge.cancel()
+            complain("interrupted" + ("; the call was cancelled" if is_cancelled else ""))
+            if is_cancelled:
+                bridge.close()
+        except KeyboardInterrupt:  # a second one waits for nothing
+            pass
         return 130
 
 
