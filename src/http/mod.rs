@@ -175,11 +175,16 @@ async fn accept<E: Endpoint>(listener: TcpListener, endpoint: Rc<E>, server: Ser
         {
             oldest.cancel();
         }
+        // Whoever is not taken off the queue by then waits there for the next sidecar: taken later, they would
+        // go with this process.
         let place = tokio::select! {
-            place = places.clone().acquire_owned() => place,
+            biased;
             () = server.stop_accepting.cancelled() => return,
+            place = places.clone().acquire_owned() => place,
         };
         let stream = tokio::select! {
+            biased;
+            () = server.stop_accepting.cancelled() => return,
             accepted = listener.accept() => match accepted {
                 Ok((stream, _)) => stream,
                 Err(error) => {
@@ -189,7 +194,6 @@ async fn accept<E: Endpoint>(listener: TcpListener, endpoint: Rc<E>, server: Ser
                     continue;
                 }
             },
-            () = server.stop_accepting.cancelled() => return,
         };
         number += 1;
         let close = server.close_connections.clone();
