@@ -55,9 +55,16 @@ impl Target {
         let begun = Instant::now();
         loop {
             let found = control::find().await?;
-            let is_settled = found.iter().any(|found| found.status.is_err())
-                || !self.pick(found.iter()).is_empty()
-                || keeper::live().is_ok_and(|keepers| keepers <= found.len());
+            // A keeper more than sidecars: the next one of its host is on its way.
+            let silent = found.iter().filter(|found| found.status.is_err()).count();
+            let kept: Vec<u32> = found
+                .iter()
+                .filter_map(|found| found.status.as_ref().ok()?.keeper.as_ref())
+                .map(|keeper| keeper.pid)
+                .collect();
+            let others = |keepers: Vec<u32>| keepers.iter().filter(|pid| !kept.contains(pid)).count();
+            let is_settled = !self.pick(found.iter()).is_empty()
+                || keeper::live().is_ok_and(|keepers| others(keepers) <= silent);
             if is_settled || begun.elapsed() >= NEXT {
                 return Ok(found);
             }

@@ -20,6 +20,7 @@ pub mod server;
 pub mod wire;
 
 use std::io;
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 
 use sha2::{Digest as _, Sha256};
@@ -33,14 +34,18 @@ pub fn socket_name(instance: &str) -> String {
     format!("{hex}.keeper")
 }
 
-/// How many keepers of this user there are.
+/// The process ids of this user's keepers.
 ///
 /// # Errors
 /// When the directory of their sockets is not ours alone, or cannot be read.
-pub fn live() -> io::Result<usize> {
+pub fn live() -> io::Result<Vec<u32>> {
     let entries = std::fs::read_dir(rundir::open()?)?.flatten().map(|entry| entry.path());
     let sockets = entries.filter(|path| path.extension().is_some_and(|extension| extension == "keeper"));
-    Ok(sockets.filter(|path| rundir::is_live(path)).count())
+    let listener = |path: PathBuf| {
+        let peer = rustix::net::sockopt::socket_peercred(UnixStream::connect(path).ok()?).ok()?;
+        peer.pid.as_raw_nonzero().get().try_into().ok()
+    };
+    Ok(sockets.filter_map(listener).collect())
 }
 
 /// The socket of an instance's keeper.
