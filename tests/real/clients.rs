@@ -4,7 +4,7 @@
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::sync::OnceLock;
+use std::sync::{Once, OnceLock};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -64,8 +64,12 @@ impl Bridge<'_> {
 fn omp() -> Bridge<'static> {
     let omp = shared();
     let work = omp.home.work();
-    std::fs::write(work.join("client.txt"), "for the clients\n").unwrap();
-    std::fs::write(work.join("client.png"), STANDARD.decode(PNG).unwrap()).unwrap();
+    // Once: other tests of this file read them meanwhile.
+    static FILES: Once = Once::new();
+    FILES.call_once(|| {
+        std::fs::write(work.join("client.txt"), "for the clients\n").unwrap();
+        std::fs::write(work.join("client.png"), STANDARD.decode(PNG).unwrap()).unwrap();
+    });
     Bridge {
         home: &omp.home,
         port: omp.port,
