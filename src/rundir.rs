@@ -43,6 +43,21 @@ pub fn open() -> io::Result<PathBuf> {
     Ok(dir)
 }
 
+/// The sockets in it whose names end in `.` and `kind`, in the order of their names.
+///
+/// # Errors
+/// As [`open`]'s, or the file system's.
+pub fn sockets(kind: &str) -> io::Result<Vec<PathBuf>> {
+    let mut sockets: Vec<PathBuf> = match std::fs::read_dir(open()?) {
+        Ok(entries) => entries.flatten().map(|entry| entry.path()).collect(),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
+        Err(error) => return Err(error),
+    };
+    sockets.retain(|path| path.extension().is_some_and(|extension| extension == kind));
+    sockets.sort();
+    Ok(sockets)
+}
+
 /// Held while a socket is judged stale, removed and made anew; released when it is dropped, and by
 /// the holder's death.
 pub struct Lock(#[allow(dead_code)] File);

@@ -23,12 +23,12 @@ pub fn print(text: &str) -> io::Result<()> {
 
 /// Like [`print()`], for text that somebody else wrote: harmless on a terminal, verbatim in a pipe.
 pub fn print_foreign(text: &str) -> io::Result<()> {
-    print(&for_stdout(text))
+    print_clean(text, text::clean_block)
 }
 
 /// Like [`print_foreign`], for JSON: it stays JSON.
 pub fn print_foreign_json(json: &str) -> io::Result<()> {
-    print(&if io::stdout().is_terminal() { text::clean_json(json) } else { Cow::Borrowed(json) })
+    print_clean(json, text::clean_json)
 }
 
 /// Stdout for a module below this one that prints when the time has come.
@@ -90,6 +90,6 @@ impl Drop for Progress {
     }
 }
 
-fn for_stdout(text: &str) -> Cow<'_, str> {
-    if io::stdout().is_terminal() { text::clean_block(text) } else { Cow::Borrowed(text) }
+fn print_clean(text: &str, clean: fn(&str) -> Cow<'_, str>) -> io::Result<()> {
+    if io::stdout().is_terminal() { print(&clean(text)) } else { print(text) }
 }

@@ -55,17 +55,8 @@ impl Target {
         let begun = Instant::now();
         loop {
             let found = control::find().await?;
-            // A keeper more than sidecars: the next one of its host is on its way.
-            let silent = found.iter().filter(|found| found.status.is_err()).count();
-            let kept: Vec<u32> = found
-                .iter()
-                .filter_map(|found| found.status.as_ref().ok()?.keeper.as_ref())
-                .map(|keeper| keeper.pid)
-                .collect();
-            let others = |keepers: Vec<u32>| keepers.iter().filter(|pid| !kept.contains(pid)).count();
-            let is_settled = !self.pick(found.iter()).is_empty()
-                || keeper::live().is_ok_and(|keepers| others(keepers) <= silent);
-            if is_settled || begun.elapsed() >= NEXT {
+            let is_met = !self.pick(found.iter()).is_empty();
+            if is_met || begun.elapsed() >= NEXT || !is_one_coming(&found) {
                 return Ok(found);
             }
             tokio::time::sleep(NEXT_LOOK).await;
@@ -175,6 +166,17 @@ impl Target {
         let token = config.token.ok_or_else(|| format!("{file} holds no token; was the directory moved?"))?;
         Ok((status.url, token))
     }
+}
+
+/// Whether there is a keeper more than sidecars: the next one of its host is on its way. One that does not
+/// answer has a keeper, too.
+fn is_one_coming(found: &[Found]) -> bool {
+    let answered: Vec<&Status> = found.iter().filter_map(|found| found.status.as_ref().ok()).collect();
+    let is_kept = |pid: u32| {
+        answered.iter().any(|status| status.keeper.as_ref().is_some_and(|keeper| keeper.pid == pid))
+    };
+    let silent = found.len() - answered.len();
+    keeper::live().map_or(true, |keepers| keepers.into_iter().filter(|pid| !is_kept(*pid)).count() > silent)
 }
 
 /// Sidecars that were found.

@@ -244,15 +244,8 @@ impl Found {
 /// # Errors
 /// When the directory is not ours alone.
 pub async fn find() -> io::Result<Vec<Found>> {
-    let mut sockets: Vec<PathBuf> = match std::fs::read_dir(rundir::open()?) {
-        Ok(entries) => entries.flatten().map(|entry| entry.path()).collect(),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
-        Err(error) => return Err(error),
-    };
-    sockets.retain(|path| path.extension().is_some_and(|extension| extension == "sock"));
-    sockets.sort();
     // All at once: one that hangs costs its time-out, not one time-out each.
-    let found = futures_util::future::join_all(sockets.into_iter().map(meet)).await;
+    let found = futures_util::future::join_all(rundir::sockets("sock")?.into_iter().map(meet)).await;
     Ok(found.into_iter().flatten().collect())
 }
 

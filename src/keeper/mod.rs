@@ -27,11 +27,14 @@ use sha2::{Digest as _, Sha256};
 
 use crate::rundir;
 
+/// How the names of keepers' sockets end.
+const SOCKET_KIND: &str = "keeper";
+
 /// The file name of the socket of an instance's keeper. The instance is foreign text, hence hashed.
 pub fn socket_name(instance: &str) -> String {
     let digest = Sha256::digest(instance.as_bytes());
     let hex: String = digest.iter().take(16).map(|byte| format!("{byte:02x}")).collect();
-    format!("{hex}.keeper")
+    format!("{hex}.{SOCKET_KIND}")
 }
 
 /// The process ids of this user's keepers.
@@ -39,13 +42,11 @@ pub fn socket_name(instance: &str) -> String {
 /// # Errors
 /// When the directory of their sockets is not ours alone, or cannot be read.
 pub fn live() -> io::Result<Vec<u32>> {
-    let entries = std::fs::read_dir(rundir::open()?)?.flatten().map(|entry| entry.path());
-    let sockets = entries.filter(|path| path.extension().is_some_and(|extension| extension == "keeper"));
     let listener = |path: PathBuf| {
         let peer = rustix::net::sockopt::socket_peercred(UnixStream::connect(path).ok()?).ok()?;
         peer.pid.as_raw_nonzero().get().try_into().ok()
     };
-    Ok(sockets.filter_map(listener).collect())
+    Ok(rundir::sockets(SOCKET_KIND)?.into_iter().filter_map(listener).collect())
 }
 
 /// The socket of an instance's keeper.

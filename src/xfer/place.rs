@@ -331,6 +331,10 @@ mod tests {
         (dir, root, outside)
     }
 
+    fn pipe(at: &Path) {
+        rustix::fs::mknodat(rustix::fs::CWD, at, FileType::Fifo, Mode::RWXU, 0).unwrap();
+    }
+
     #[test]
     fn missing_folders_are_made_beneath_the_root_only() {
         let (_dir, root, outside) = root();
@@ -361,7 +365,7 @@ mod tests {
     fn a_part_begins_empty_with_the_rights_of_what_it_replaces() {
         let (_dir, root, outside) = root();
         let part = path("f").part("0123abcd");
-        let part = part.split().unwrap().1;
+        let part = part.name();
         std::fs::write(root.join("f"), "old").unwrap();
         std::fs::set_permissions(root.join("f"), std::fs::Permissions::from_mode(0o750)).unwrap();
         let place = Place::open(&root, &path("f"), true).unwrap();
@@ -379,8 +383,6 @@ mod tests {
         assert!(matches!(begin("d"), Err(PlaceError::IsAFolder)));
         assert!(matches!(begin("out"), Err(PlaceError::Outside)));
         // What somebody puts under the hidden name makes way, and is nothing that was kept.
-        let pipe =
-            |at: &Path| rustix::fs::mknodat(rustix::fs::CWD, at, FileType::Fifo, Mode::RWXU, 0).unwrap();
         std::fs::write(outside.join("victim"), "untouched").unwrap();
         for trap in ["a link", "a pipe", "another name of a file"] {
             assert!(place.remove(part));
@@ -406,7 +408,7 @@ mod tests {
     fn what_is_to_be_new_replaces_nothing() {
         let (_dir, root, _) = root();
         let part = path("f").part("0123abcd");
-        let part = part.split().unwrap().1;
+        let part = part.name();
         let place = Place::open(&root, &path("f"), true).unwrap();
         for only_new in [true, false] {
             place.begin(&root, part).unwrap();
@@ -421,11 +423,9 @@ mod tests {
     fn only_what_arrived_is_put_in_place_and_only_over_a_file() {
         let (_dir, root, outside) = root();
         let part = path("f").part("0123abcd");
-        let part = part.split().unwrap().1;
+        let part = part.name();
         let place = Place::open(&root, &path("f"), true).unwrap();
         let put = || place.put(&root, part, 2, false);
-        let pipe =
-            |at: &Path| rustix::fs::mknodat(rustix::fs::CWD, at, FileType::Fifo, Mode::RWXU, 0).unwrap();
         std::fs::write(outside.join("victim"), "AB").unwrap();
         for trap in ["nothing", "a link", "a pipe", "another name of a file", "another size", "a folder"] {
             place.begin(&root, part).unwrap();
@@ -460,7 +460,7 @@ mod tests {
     #[test]
     fn a_sweep_takes_only_the_parts_of_its_share() {
         let (_dir, root, outside) = root();
-        let name = |id: &str| path("f").part(id).split().unwrap().1.to_owned();
+        let name = |id: &str| path("f").part(id).name().to_owned();
         std::fs::create_dir_all(root.join("a/b")).unwrap();
         symlink(&outside, root.join("out")).unwrap();
         let (ours, others) = (name("0123abcd"), name("0123abce"));

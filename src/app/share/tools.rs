@@ -24,6 +24,8 @@ use crate::xfer::{Installed, ROUTE, Terms};
 
 /// How long a share lasts unless the caller says otherwise.
 const DEFAULT_TTL: u64 = 3600;
+/// How long one may last.
+const MAX_TTL: u64 = 366 * 86_400;
 /// For so long other bridges are asked what is theirs.
 const OTHERS: Duration = Duration::from_secs(1);
 /// So many entries of what is to be shared are looked at for a bridge's directory.
@@ -31,8 +33,6 @@ const MAX_LOOK: usize = 20_000;
 /// So much file work goes on at a time.
 pub(in crate::app) const FILE_THREADS: usize = 8;
 static FILE_WORK: Semaphore = Semaphore::const_new(FILE_THREADS);
-/// How long one may last.
-const MAX_TTL: u64 = 366 * 86_400;
 /// Never shared, nor anything inside.
 const SYSTEM: [&str; 3] = ["/proc", "/sys", "/dev"];
 /// But this one, which holds files like any other place.
@@ -278,9 +278,7 @@ impl Core {
             ],
         }
     }
-}
 
-impl Core {
     /// What belongs to the user's other bridges that run now, as far as they say so at once.
     async fn other_bridges(&self) -> Vec<PathBuf> {
         let found = tokio::time::timeout(OTHERS, control::find()).await;

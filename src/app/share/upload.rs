@@ -49,7 +49,6 @@ struct Uploading {
 
 /// What its caller wants to hold of what is there now, when it is judged and still when it is replaced
 /// (RFC 9110, 13.1).
-#[derive(Default)]
 struct Conditions {
     /// Those that the file server can judge.
     headers: HeaderMap,
